@@ -1,0 +1,91 @@
+package telemetry
+
+// Scope is the instrumentation scope of everything that kvscout records.
+const Scope = "github.com/kvscout/kvscout"
+
+// Attributes of the resource.
+const (
+	AttrServiceName    = "service.name"
+	AttrServiceVersion = "service.version"
+)
+
+// Attributes of metrics. Every one has a bounded set of values.
+const (
+	// AttrMethod: pick or score.
+	AttrMethod = "kvscout.method"
+	// AttrPolicy: name of the scoring policy that was applied.
+	AttrPolicy = "kvscout.policy"
+	// AttrFallback: true when the answer does not stand on exact prefixes.
+	AttrFallback = "kvscout.fallback"
+	// AttrTrust: exact, syncing, approximate, unknown.
+	AttrTrust = "kvscout.trust"
+	// AttrLane: gpu, host, disk, predicted, approximate.
+	AttrLane = "kvscout.lane"
+	// AttrOutcome of a decision, a call or a message.
+	AttrOutcome = "kvscout.outcome"
+	// AttrEndpoint of an engine that turns text into tokens.
+	AttrEndpoint = "kvscout.endpoint"
+	// AttrSource: who asked for tokens or where they came from.
+	AttrSource = "kvscout.source"
+	// AttrEvent: name of a counted event, for groups of rare counters.
+	AttrEvent = "kvscout.event"
+)
+
+// Metrics of the scheduler. Units follow UCUM; the metrics page appends them.
+const (
+	// SchedulerDecisions counts answers to Pick and Score (method, policy, fallback).
+	SchedulerDecisions = "kvscout.scheduler.decisions"
+	// SchedulerDecisionDuration is the time from decoded request to answer, in
+	// seconds (method).
+	SchedulerDecisionDuration = "kvscout.scheduler.decision.duration"
+	// SchedulerOpenDecisions are decisions whose reservations stand.
+	SchedulerOpenDecisions = "kvscout.scheduler.decisions.open"
+	// SchedulerReports counts calls of Report (outcome).
+	SchedulerReports = "kvscout.scheduler.reports"
+	// SchedulerPromptTokens, SchedulerCachedTokens: the engines' own counts as
+	// reported; SchedulerPredictedTokens: what was predicted for the same
+	// requests; SchedulerErrorTokens: the sum of |predicted - actual|.
+	SchedulerPromptTokens    = "kvscout.scheduler.reported.prompt_tokens"
+	SchedulerCachedTokens    = "kvscout.scheduler.reported.cached_tokens"
+	SchedulerPredictedTokens = "kvscout.scheduler.reported.predicted_cached_tokens"
+	SchedulerErrorTokens     = "kvscout.scheduler.reported.error_tokens"
+
+	// SchedulerMembers counts members (trust).
+	SchedulerMembers = "kvscout.scheduler.members"
+	// SchedulerReady is 1 when every announced member is exact, or the wait is over.
+	SchedulerReady = "kvscout.scheduler.ready"
+
+	// SchedulerIndexBlocks, ...Entries, ...Bytes: distinct blocks, (member, lane,
+	// block) entries, and bytes in use.
+	SchedulerIndexBlocks  = "kvscout.scheduler.index.blocks"
+	SchedulerIndexEntries = "kvscout.scheduler.index.entries"
+	SchedulerIndexBytes   = "kvscout.scheduler.index.bytes"
+	// SchedulerIndexEvents counts what happened in the index (event).
+	SchedulerIndexEvents = "kvscout.scheduler.index.events"
+
+	// SchedulerIngestEvents counts messages and what became of them (event).
+	SchedulerIngestEvents = "kvscout.scheduler.ingest.events"
+
+	// SchedulerIntakePrompts counts prompts by what the caller sent (source).
+	SchedulerIntakePrompts = "kvscout.scheduler.intake.prompts"
+	// SchedulerIntakeCalls counts requests to engines (endpoint, outcome).
+	SchedulerIntakeCalls = "kvscout.scheduler.intake.calls"
+	// SchedulerIntakeEvents counts cache hits, misses, evictions, shared calls
+	// and prompts that stayed without tokens (event).
+	SchedulerIntakeEvents = "kvscout.scheduler.intake.events"
+	// SchedulerIntakeCacheBytes are held by the cache of rendered prompts.
+	SchedulerIntakeCacheBytes = "kvscout.scheduler.intake.cache.bytes"
+
+	// SchedulerPanics counts calls that ended in a panic.
+	SchedulerPanics = "kvscout.scheduler.panics"
+	// SchedulerWatchers are open Watch streams.
+	SchedulerWatchers = "kvscout.scheduler.watchers"
+)
+
+// Spans of the scheduler, under the span of the gRPC call.
+const (
+	// SpanIntake covers turning what the caller sent into tokens.
+	SpanIntake = "intake"
+	// SpanPick covers the decision.
+	SpanPick = "pick"
+)

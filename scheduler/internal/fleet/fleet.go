@@ -1,0 +1,281 @@
+// Package fleet knows who is there: the members, what they last said of
+// themselves, how loaded they are between two samples, and which session went
+// where. It knows no keys and scores nothing, has no clock (every call that
+// depends on time takes now) and starts no goroutine.
+//
+// Readers take a View, which is replaced and never edited. Choosing a member
+// and charging it happen under one lock, in Decide, so that equal requests at
+// one moment see each other.
+//
+// What is not known is never taken for zero: gauges are -1 or NaN then.
+package fleet
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// ErrFull says that the fleet has as many members as it may have.
+var ErrFull = errors.New("fleet is full")
+
+// ID is a dense number of a member. Numbers are used again only after Leave,
+// the longest unused first.
+type ID uint32
+
+// Config bounds a Fleet. Every zero value stands for the default named.
+type Config struct {
+	// MaxMembers at a time; 4096.
+	MaxMembers int
+	// MaxDecisions remembered at a time; 65536. At the bound the decision
+	// that would expire first goes.
+	MaxDecisions int
+	// MaxSessions remembered at a time; 65536. At the bound the longest
+	// unused goes.
+	MaxSessions int
+	// Heartbeat is the interval in which members speak; 1 s.
+	Heartbeat time.Duration
+	// Silence is how long a member may be silent and still be chosen while
+	// others are heard; 3 heartbeats.
+	Silence time.Duration
+	// Grace is how long a silent member is remembered; 30 s.
+	Grace time.Duration
+	// Settle is the time that a request needs from the decision to the
+	// engine's gauges: a sample has seen the reservations that are older than
+	// it by at least Settle; 200 ms.
+	Settle time.Duration
+	// Instance goes into the upper bits of decision ids, so that the ids of
+	// two schedulers do not meet.
+	Instance uint32
+}
+
+func (c Config) withDefaults() Config {
+	if c.MaxMembers <= 0 {
+		c.MaxMembers = 4096
+	}
+	if c.MaxDecisions <= 0 {
+		c.MaxDecisions = 65536
+	}
+	if c.MaxSessions <= 0 {
+		c.MaxSessions = 65536
+	}
+	if c.Heartbeat <= 0 {
+		c.Heartbeat = time.Second
+	}
+	if c.Silence <= 0 {
+		c.Silence = 3 * c.Heartbeat
+	}
+	if c.Grace <= 0 {
+		c.Grace = 30 * time.Second
+	}
+	if c.Settle <= 0 {
+		c.Settle = 200 * time.Millisecond
+	}
+	return c
+}
+
+// Fleet is safe for concurrent use.
+type Fleet struct {
+	cfg  Config
+	view atomic.Pointer[View]
+	// stale says that view is behind slots.
+	stale atomic.Bool
+
+	mu       sync.Mutex // guards what follows
+	slots    []*slot    // by ID, nil where free
+	free     []ID       // oldest first
+	names    map[string]*slot
+	sorted   []*slot // by name
+	roster   *roster // who serves what; nil after a change
+	newest   time.Time
+	resumed  time.Time // when the first was heard after all had been silent
+	open     decisions
+	sessions sessions
+	stats    Stats
+}
+
+// Stats counts what happened since New.
+type Stats struct {
+	Members, Decisions, Sessions int
+	// Decided counts decisions, Expired those whose prefill was never
+	// reported done, Evicted those dropped at the bound, Refused members that
+	// could not join.
+	Decided, Expired, Evicted, Refused uint64
+}
+
+// slot is the mutable side of a member, guarded by Fleet.mu.
+type slot struct {
+	member *Member // what views show
+	ledger ledger
+}
+
+// New returns an empty fleet.
+func New(cfg Config) *Fleet {
+	cfg = cfg.withDefaults()
+	f := &Fleet{
+		cfg:      cfg,
+		names:    make(map[string]*slot),
+		open:     newDecisions(cfg.Instance),
+		sessions: newSessions(cfg.MaxSessions),
+	}
+	f.view.Store(&View{cfg: &f.cfg, roster: &roster{}})
+	return f
+}
+
+// Join names a member and returns its number; a member that is there keeps
+// the one that it has.
+func (f *Fleet) Join(name string, now time.Time) (ID, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if s, ok := f.names[name]; ok {
+		return s.member.ID, nil
+	}
+	if len(f.names) >= f.cfg.MaxMembers {
+		f.stats.Refused++
+		return 0, fmt.Errorf("join of %q, %d members there: %w", name, len(f.names), ErrFull)
+	}
+	var id ID
+	if len(f.slots) < f.cfg.MaxMembers {
+		id = ID(len(f.slots))
+		f.slots = append(f.slots, nil)
+	} else {
+		id, f.free = f.free[0], f.free[1:]
+	}
+	s := &slot{member: &Member{
+		ID:      id,
+		Info:    &Info{Name: name},
+		Load:    noLoad(),
+		Heard:   now,
+		account: newAccount(),
+	}}
+	f.slots[id] = s
+	f.names[name] = s
+	f.insertLocked(s)
+	f.heardLocked(now)
+	f.roster = nil
+	f.stale.Store(true)
+	return id, nil
+}
+
+// Heard takes what a member says of itself. A nil load, or one taken before
+// the sample at hand, leaves that as it is. The slices of info and load are
+// the fleet's from here on.
+func (f *Fleet) Heard(id ID, info Info, load *Load, now time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.slotLocked(id)
+	if s == nil {
+		return
+	}
+	m := *s.member
+	info.Name = m.Info.Name
+	if !m.Info.equal(&info) {
+		m.Info = &info
+		f.roster = nil
+	}
+	if now.After(m.Heard) {
+		m.Heard = now
+	}
+	if load != nil {
+		sample := load.clean(now)
+		if sample.At.After(m.Load.At) {
+			m.Load = sample
+			f.sampleLocked(s, &sample, now)
+		}
+	}
+	f.heardLocked(now)
+	s.member = &m
+	f.stale.Store(true)
+}
+
+// SetPicture says which picture of its cache the index has. Another epoch is
+// another engine process: what was reserved on the last one is void.
+func (f *Fleet) SetPicture(id ID, p Picture) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.slotLocked(id)
+	if s == nil || s.member.Picture == p {
+		return
+	}
+	m := *s.member
+	if m.Picture.Epoch != 0 && p.Epoch != m.Picture.Epoch {
+		f.open.dropMember(s)
+	}
+	m.Picture = p
+	s.member = &m
+	f.stale.Store(true)
+}
+
+// Leave forgets a member with all its reservations and sessions.
+func (f *Fleet) Leave(id ID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.slotLocked(id)
+	if s == nil {
+		return
+	}
+	f.open.dropMember(s)
+	f.sessions.dropMember(id)
+	f.slots[id] = nil
+	f.free = append(f.free, id)
+	delete(f.names, s.member.Info.Name)
+	f.removeLocked(s)
+	f.roster = nil
+	f.stale.Store(true)
+}
+
+// Sweep lets reservations run out and returns the members that were silent
+// for longer than the grace period, for the caller to forget and then Leave.
+// If nobody at all was heard for the time of silence, the wire is gone and
+// not the engines: nobody is to be forgotten.
+func (f *Fleet) Sweep(now time.Time) (forget []ID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.expireLocked(now)
+	if now.Sub(f.newest) > f.cfg.Silence {
+		return nil
+	}
+	for _, s := range f.sorted {
+		if now.Sub(later(s.member.Heard, f.resumed)) > f.cfg.Grace {
+			forget = append(forget, s.member.ID)
+		}
+	}
+	return forget
+}
+
+// Stats returns the counts.
+func (f *Fleet) Stats() Stats {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	st := f.stats
+	st.Members = len(f.names)
+	st.Decisions = len(f.open.byID)
+	st.Sessions = len(f.sessions.at)
+	return st
+}
+
+func (f *Fleet) slotLocked(id ID) *slot {
+	if int(id) >= len(f.slots) {
+		return nil
+	}
+	return f.slots[id]
+}
+
+// heardLocked notes a sign of life. After a time in which all were silent,
+// everybody's silence counts from the first sign on: otherwise that first
+// member alone would be chosen.
+func (f *Fleet) heardLocked(now time.Time) {
+	if !f.newest.IsZero() && now.Sub(f.newest) > f.cfg.Silence {
+		f.resumed = now
+	}
+	f.newest = later(f.newest, now)
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,156 @@
+package fleet
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// Trust is how far the picture of a member's cache can be believed.
+type Trust uint8
+
+const (
+	// Unknown: there is no picture.
+	Unknown Trust = iota
+	// Approximate: what is believed held is held to the best of knowledge;
+	// blocks may be missing.
+	Approximate
+	// Syncing: the picture is being rebuilt.
+	Syncing
+	// Exact: the picture equals what the engine announced.
+	Exact
+)
+
+func (t Trust) String() string {
+	switch t {
+	case Approximate:
+		return "APPROXIMATE"
+	case Syncing:
+		return "SYNCING"
+	case Exact:
+		return "EXACT"
+	}
+	return "UNKNOWN"
+}
+
+// Info is who a member is and what it serves.
+type Info struct {
+	// Name is <namespace>_<pod uid>_<rank>.
+	Name                   string
+	Namespace, Pod, PodUID string
+	Rank                   int
+	Address                string
+	Engine, EngineVersion  string
+	Models                 []string // served names; keys are rooted in the first
+	Root                   string
+	Adapters               []Adapter
+	BlockSize              int // 0: not known
+	Blocks                 uint64
+	MaxModelLen            int
+}
+
+// Adapter is a LoRA adapter that a member serves.
+type Adapter struct{ Name, Root string }
+
+// Model is the identity that the member's keys are rooted in.
+func (i *Info) Model() string {
+	if len(i.Models) == 0 {
+		return ""
+	}
+	return i.Models[0]
+}
+
+func (i *Info) equal(o *Info) bool {
+	return i.Name == o.Name && i.Namespace == o.Namespace && i.Pod == o.Pod && i.PodUID == o.PodUID &&
+		i.Rank == o.Rank && i.Address == o.Address && i.Engine == o.Engine && i.EngineVersion == o.EngineVersion &&
+		i.Root == o.Root && i.BlockSize == o.BlockSize && i.Blocks == o.Blocks && i.MaxModelLen == o.MaxModelLen &&
+		slices.Equal(i.Models, o.Models) && slices.Equal(i.Adapters, o.Adapters)
+}
+
+// Load is one sample of an engine's state.
+type Load struct {
+	At               time.Time // zero: there was none
+	Running, Waiting int       // -1: not known
+	KVUsage          float64   // share of blocks in use by requests; NaN: not known
+	Totals           Totals
+	RunningAdapters  []string
+	Sleeping         bool
+}
+
+// Totals since the engine started; NaN: not known.
+type Totals struct {
+	PromptTokens, CachedTokens, GenerationTokens           float64
+	PrefillSeconds, PrefillComputedTokens, PrefillRequests float64
+	InterTokenSeconds, InterTokenCount                     float64
+	QueueSeconds, QueueRequests                            float64
+}
+
+// NoTotals knows nothing.
+func NoTotals() Totals {
+	n := math.NaN()
+	return Totals{n, n, n, n, n, n, n, n, n, n}
+}
+
+func noLoad() Load {
+	return Load{Running: -1, Waiting: -1, KVUsage: math.NaN(), Totals: NoTotals()}
+}
+
+// clean makes what cannot be true unknown, and lets no sample come from the
+// future.
+func (l *Load) clean(now time.Time) Load {
+	c := *l
+	if c.At.After(now) {
+		c.At = now
+	}
+	c.Running = max(c.Running, -1)
+	c.Waiting = max(c.Waiting, -1)
+	if !(c.KVUsage >= 0 && c.KVUsage <= 1) {
+		c.KVUsage = math.NaN()
+	}
+	t := &c.Totals
+	for _, v := range []*float64{
+		&t.PromptTokens, &t.CachedTokens, &t.GenerationTokens,
+		&t.PrefillSeconds, &t.PrefillComputedTokens, &t.PrefillRequests,
+		&t.InterTokenSeconds, &t.InterTokenCount, &t.QueueSeconds, &t.QueueRequests,
+	} {
+		if !(*v >= 0 && *v <= math.MaxFloat64) {
+			*v = math.NaN()
+		}
+	}
+	return c
+}
+
+// Picture is the state of a member's cache that the index has.
+type Picture struct {
+	Trust           Trust
+	Reason          string // in a few words when Trust is not Exact
+	Epoch, Sequence uint64
+	Held            [3]uint64 // blocks by lane
+}
+
+// Member is what was known of a member when its View was made. All but
+// Reserved stays as it is.
+type Member struct {
+	ID      ID
+	Info    *Info // not to be changed
+	Load    Load
+	Picture Picture
+	Heard   time.Time
+	account *account
+}
+
+// Reserved is what decisions have charged to the member up to this moment.
+func (m *Member) Reserved() Reserved { return *m.account.reserved.Load() }
+
+// Reported is what callers have reported of the member up to this moment.
+func (m *Member) Reported() Reported { return *m.account.reported.Load() }
+
+// HasAdapter tells whether the member serves the adapter.
+func (m *Member) HasAdapter(name string) bool {
+	for i := range m.Info.Adapters {
+		if m.Info.Adapters[i].Name == name {
+			return true
+		}
+	}
+	return false
+}

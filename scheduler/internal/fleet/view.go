@@ -1,0 +1,139 @@
+package fleet
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// View is the fleet at one moment. It is never edited.
+type View struct {
+	// Members by name.
+	Members []*Member
+
+	cfg             *Config
+	byID            []*Member
+	roster          *roster
+	newest, resumed time.Time
+}
+
+// roster says who serves what, as positions in Members. Views share it while
+// neither the members nor what they serve changes.
+type roster struct {
+	serving map[string][]Service
+	names   map[string]int32
+}
+
+// Service is one member that answers to a model name.
+type Service struct {
+	// Position in View.Members.
+	Position int32
+	// Adapter: the name is that of an adapter and not of the base model.
+	Adapter bool
+}
+
+// View returns the fleet as it is. It costs one atomic load while nothing
+// has changed since the last call.
+func (f *Fleet) View() *View {
+	if !f.stale.Load() {
+		return f.view.Load()
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.stale.Load() {
+		return f.view.Load()
+	}
+	if f.roster == nil {
+		f.roster = f.rosterLocked()
+	}
+	v := &View{
+		Members: make([]*Member, len(f.sorted)),
+		cfg:     &f.cfg,
+		byID:    make([]*Member, len(f.slots)),
+		roster:  f.roster,
+		newest:  f.newest,
+		resumed: f.resumed,
+	}
+	for i, s := range f.sorted {
+		v.Members[i] = s.member
+		v.byID[s.member.ID] = s.member
+	}
+	f.view.Store(v)
+	f.stale.Store(false)
+	return v
+}
+
+// Member returns the member with that number, or nil.
+func (v *View) Member(id ID) *Member {
+	if int(id) >= len(v.byID) {
+		return nil
+	}
+	return v.byID[id]
+}
+
+// Named returns the member with that name, or nil.
+func (v *View) Named(name string) *Member {
+	if i, ok := v.roster.names[name]; ok {
+		return v.Members[i]
+	}
+	return nil
+}
+
+// Serving lists who answers to a model name, base model or adapter. The slice
+// is the view's.
+func (v *View) Serving(name string) []Service { return v.roster.serving[name] }
+
+// Silent tells whether the member was not heard for too long while others
+// were. It is not to be chosen then.
+func (v *View) Silent(m *Member, now time.Time) bool {
+	return !v.Stale(now) && now.Sub(later(m.Heard, v.resumed)) > v.cfg.Silence
+}
+
+// Stale tells that nobody at all was heard for too long: the wire is gone,
+// and everything here is the last that was known.
+func (v *View) Stale(now time.Time) bool {
+	return len(v.Members) > 0 && now.Sub(v.newest) > v.cfg.Silence
+}
+
+// FreshLoad tells whether the member has a sample recent enough to be compared
+// with those of others.
+func (v *View) FreshLoad(m *Member, now time.Time) bool {
+	return !m.Load.At.IsZero() && now.Sub(m.Load.At) <= v.cfg.Silence
+}
+
+func (f *Fleet) rosterLocked() *roster {
+	r := &roster{
+		serving: make(map[string][]Service),
+		names:   make(map[string]int32, len(f.sorted)),
+	}
+	for i, s := range f.sorted {
+		at, info := int32(i), s.member.Info
+		r.names[info.Name] = at
+		for j, name := range info.Models {
+			if !slices.Contains(info.Models[:j], name) {
+				r.serving[name] = append(r.serving[name], Service{Position: at})
+			}
+		}
+		for j := range info.Adapters {
+			// A base model of the same name wins, as it does in the engine.
+			name := info.Adapters[j].Name
+			if list := r.serving[name]; len(list) == 0 || list[len(list)-1].Position != at {
+				r.serving[name] = append(list, Service{Position: at, Adapter: true})
+			}
+		}
+	}
+	return r
+}
+
+func byName(s *slot, name string) int { return strings.Compare(s.member.Info.Name, name) }
+
+func (f *Fleet) insertLocked(s *slot) {
+	at, _ := slices.BinarySearchFunc(f.sorted, s.member.Info.Name, byName)
+	f.sorted = slices.Insert(f.sorted, at, s)
+}
+
+func (f *Fleet) removeLocked(s *slot) {
+	if at, ok := slices.BinarySearchFunc(f.sorted, s.member.Info.Name, byName); ok {
+		f.sorted = slices.Delete(f.sorted, at, at+1)
+	}
+}

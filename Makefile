@@ -76,7 +76,7 @@ fuzz: ## every fuzz target for FUZZTIME
 
 images: ## both container images by buildah, without a daemon
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -buildid=' -o out/image/ ./agent/cmd/kvscout-agent ./scheduler/cmd/kvscout-scheduler
-	for name in agent scheduler; do buildah bud --isolation chroot --storage-driver vfs -f Dockerfile.$$name -t kvscout-$$name . || exit 1; done
+	for name in agent scheduler; do buildah bud --target prebuilt --isolation chroot --storage-driver vfs -f Dockerfile.$$name -t kvscout-$$name . || exit 1; done
 
 clean: ## everything built or installed here
 	rm -rf bin out

@@ -1,0 +1,194 @@
+// Package e2e holds the tests that see kvscout from outside, and the rules of
+// the house that no single room can hold.
+package e2e
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/kvscout/kvscout/"
+
+// rooms lists, for each room, the rooms of ours that it may import. What
+// stands under a room's folder and is not listed itself belongs to that room.
+var rooms = map[string][]string{
+	"protocol":                        {"protocol/pb"},
+	"protocol/blockkey":               {},
+	"protocol/pb":                     {},
+	"protocol/telemetry":              {},
+	"agent/internal/zmtp":             {},
+	"agent/internal/vllm":             {"agent/internal/zmtp", "protocol/blockkey"},
+	"agent/internal/mirror":           {"protocol/blockkey"},
+	"agent/internal/publish":          {"protocol", "protocol/pb", "protocol/blockkey", "agent/internal/mirror"},
+	"agent":                           {"agent/internal/zmtp", "agent/internal/vllm", "agent/internal/mirror", "agent/internal/publish", "protocol", "protocol/pb", "protocol/blockkey", "protocol/telemetry"},
+	"agent/cmd/kvscout-agent":         {"agent"},
+	"scheduler/internal/fleet":        {},
+	"scheduler/internal/learn":        {},
+	"scheduler/internal/index":        {"protocol/blockkey"},
+	"scheduler/internal/policy":       {"scheduler/internal/fleet", "scheduler/internal/learn"},
+	"scheduler/internal/pick":         {"protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/policy"},
+	"scheduler/internal/intake":       {"protocol/blockkey"},
+	"scheduler/internal/ingest":       {"protocol", "protocol/pb", "protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet"},
+	"scheduler/internal/rpc":          {"protocol/pb", "protocol/blockkey", "scheduler/internal/intake", "scheduler/internal/pick", "scheduler/internal/fleet"},
+	"scheduler":                       {"scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/index", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/rpc", "protocol", "protocol/pb", "protocol/telemetry"},
+	"scheduler/cmd/kvscout-scheduler": {"scheduler"},
+	"e2e/fakevllm":                    {},
+	"e2e":                             {"agent", "scheduler", "protocol", "protocol/pb", "protocol/blockkey", "e2e/fakevllm"},
+}
+
+// edges names third-party code (and the two networked parts of the standard
+// library) with the only rooms that may touch it. Rooms under e2e are free.
+var edges = map[string][]string{
+	"github.com/vmihailenco/msgpack":      {"agent/internal/vllm"},
+	"github.com/prometheus/common":        {"agent/internal/vllm"},
+	"github.com/nats-io/nats.go":          {"agent/internal/publish", "agent", "scheduler/internal/ingest", "scheduler"},
+	"github.com/nats-io/nats-server":      {"scheduler"},
+	"google.golang.org/grpc":              {"protocol/pb", "protocol/telemetry", "scheduler/internal/rpc", "scheduler"},
+	"google.golang.org/protobuf":          {"protocol", "protocol/pb", "agent/internal/publish", "agent", "scheduler/internal/ingest", "scheduler/internal/rpc", "scheduler"},
+	"go.opentelemetry.io":                 {"protocol/telemetry", "agent", "agent/internal/publish", "scheduler", "scheduler/internal/rpc", "scheduler/internal/ingest"},
+	"github.com/prometheus/client_golang": {"protocol/telemetry", "agent", "scheduler"},
+	"github.com/cespare/xxhash":           {"protocol/blockkey", "agent/internal/vllm", "agent/internal/mirror", "scheduler/internal/intake", "scheduler/internal/pick"},
+	"golang.org/x/sync":                   {"agent/internal/vllm", "agent/internal/publish", "agent", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler"},
+	"net/http":                            {"agent/internal/vllm", "agent", "protocol/telemetry", "scheduler/internal/intake", "scheduler"},
+}
+
+// pure rooms know no socket, clock, logger or context. They may name times
+// and durations, which are arguments, but never ask what time it is.
+var (
+	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "scheduler/internal/index", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/pick"}
+	unclean   = []string{"context", "log", "log/slog", "net", "net/http", "os"}
+	clockwork = []string{"time.Now(", "time.Since(", "time.Sleep(", "time.After(", "time.NewTimer(", "time.NewTicker("}
+)
+
+// roomOf gives the longest listed room that holds the folder.
+func roomOf(folder string) string {
+	best := ""
+	for room := range rooms {
+		if (folder == room || strings.HasPrefix(folder, room+"/")) && len(room) > len(best) {
+			best = room
+		}
+	}
+	return best
+}
+
+type source struct {
+	path, room string
+	imports    []string
+	text       string
+}
+
+func sources(t *testing.T) []source {
+	t.Helper()
+	var found []source
+	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && path != ".." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || d.Name() == "out" || d.Name() == "bin") {
+			return filepath.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, text, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		s := source{path: path, room: roomOf(strings.TrimPrefix(filepath.ToSlash(filepath.Dir(path)), "../")), text: string(text)}
+		for _, spec := range file.Imports {
+			s.imports = append(s.imports, strings.Trim(spec.Path.Value, `"`))
+		}
+		found = append(found, s)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(found) < 20 {
+		t.Fatalf("only %d source files seen: the test looks in the wrong place", len(found))
+	}
+	return found
+}
+
+func TestEveryFileHasARoom(t *testing.T) {
+	for _, s := range sources(t) {
+		if s.room == "" {
+			t.Errorf("%s stands in no room of the house: give it one in house_test.go", s.path)
+		}
+	}
+}
+
+func TestRoomsImportOnlyWhatTheHouseAllows(t *testing.T) {
+	for _, s := range sources(t) {
+		for _, path := range s.imports {
+			if !strings.HasPrefix(path, module) {
+				continue
+			}
+			other := roomOf(strings.TrimPrefix(path, module))
+			if other != s.room && !slices.Contains(rooms[s.room], other) {
+				t.Errorf("%s: room %s may not import room %s", s.path, s.room, other)
+			}
+		}
+	}
+}
+
+func TestThirdPartyCodeStaysInItsEdgeRooms(t *testing.T) {
+	for _, s := range sources(t) {
+		if strings.HasPrefix(s.room, "e2e") {
+			continue
+		}
+		for _, path := range s.imports {
+			first, _, _ := strings.Cut(path, "/")
+			known := !strings.Contains(first, ".") || strings.HasPrefix(path, module)
+			for edge, allowed := range edges {
+				if path != edge && !strings.HasPrefix(path, edge+"/") {
+					continue
+				}
+				known = true
+				if !slices.Contains(allowed, s.room) {
+					t.Errorf("%s: %s may be used in %v only, not in %s", s.path, edge, allowed, s.room)
+				}
+			}
+			if !known {
+				t.Errorf("%s: %s has no edge room: name one in house_test.go or do without", s.path, path)
+			}
+		}
+	}
+}
+
+func TestPureRoomsKnowNoWorld(t *testing.T) {
+	for _, s := range sources(t) {
+		if !slices.Contains(pure, s.room) {
+			continue
+		}
+		for _, path := range s.imports {
+			if slices.Contains(unclean, path) {
+				t.Errorf("%s: the pure room %s imports %s", s.path, s.room, path)
+			}
+		}
+		for _, call := range clockwork {
+			if strings.Contains(s.text, call) {
+				t.Errorf("%s: the pure room %s calls %s)", s.path, s.room, call)
+			}
+		}
+	}
+}
+
+// The room list itself must not rot.
+func TestEveryRoomExists(t *testing.T) {
+	for room := range rooms {
+		if _, err := os.Stat(filepath.Join("..", room)); err != nil {
+			t.Errorf("room %s: %v", room, err)
+		}
+	}
+}

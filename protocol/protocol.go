@@ -1,0 +1,108 @@
+// Package protocol is the contract between agents and schedulers: who says
+// what on which subject, and when a picture may be believed. It holds the
+// rules, the names and the checks of both ends; it opens no connection and
+// takes no decision.
+//
+// # Flow
+//
+// An agent stands beside one rank of one engine (a member) and owns the truth
+// about that rank's KV cache. It publishes every change of that truth, says
+// once a second what the truth must look like, and answers whoever asks for
+// the whole of it. Nothing is stored in between: a scheduler that starts, or
+// that has lost something, asks.
+//
+// # Subjects
+//
+//	kvscout.v1.<pool>.blocks.<member>    Delta            agent -> schedulers
+//	kvscout.v1.<pool>.load.<member>      Heartbeat        agent -> schedulers
+//	kvscout.v1.<pool>.snapshot.<member>  SnapshotRequest  scheduler -> agent,
+//	                                     answered by SnapshotChunk on the reply subject
+//
+// <member> is <namespace>_<pod uid>_<rank>; it never holds a dot. Deltas and
+// heartbeats of a member go over one connection, so that they arrive in the
+// order in which they were sent.
+//
+// # Keys and lanes
+//
+// A block is named by its 64-bit key (package blockkey): tokens never travel.
+// A member's keys are rooted in the first of its model names. There are three
+// lanes: GPU; GPU or host; GPU, host or local disk. What is held on a lane is
+// held on every later lane too, and each lane is prefix-closed: a block is
+// published on a lane only while all its ancestors are.
+//
+// # Epoch and sequence
+//
+//   - An epoch is one life of one engine process as its agent saw it: the Unix
+//     time in nanoseconds at its start, strictly increasing within an agent.
+//   - A new epoch starts with the empty picture at sequence 0. Its first delta
+//     has sequence 1, each later one the next number. A delta is atomic: the
+//     picture exists at a sequence, never between two.
+//   - A change too large for one message is sent as several deltas, each with
+//     a sequence of its own. Removes come before stores, children are removed
+//     before parents, parents stored before children.
+//   - The sequence moves on even when a delta cannot be sent, so that whoever
+//     missed it sees the gap. Nothing is kept to be sent later.
+//
+// # Proof
+//
+// For each lane the agent keeps the count of held keys and their digest, the
+// XOR of blockkey.Digest over them. Both are in every heartbeat and in every
+// delta (in the last one of a change that was split), and stand for the
+// picture at the message's sequence. A scheduler that computes the same has
+// proved its picture, and a picture that was not proved is not EXACT.
+//
+// # Snapshot
+//
+// The agent answers a SnapshotRequest with numbered chunks, all cut at one
+// (epoch, sequence); the last one carries the lanes. The scheduler subscribes
+// first, asks then, and holds what arrives meanwhile. When the last chunk is
+// there and the digest agrees, it replaces what it knew by the snapshot and
+// applies the held deltas that come after the cut. Whatever epoch the snapshot
+// says is the member's epoch.
+//
+// # Doubt
+//
+// A gap, another epoch, a digest that differs, a heartbeat ahead of the deltas,
+// a message that contradicts itself: the scheduler forgets the member's blocks
+// at once and asks for a snapshot. A delta or heartbeat at or below the known
+// sequence of the known epoch is a repetition and is ignored.
+//
+// # Sizes and versions
+//
+// No message is larger than MaxMessage, nor than the server allows. Every
+// message carries Version; any other is refused. Fields may be added within a
+// version, and unknown ones are skipped.
+//
+// # Trust in the wire
+//
+// A message counts only if its header names the member of its subject: rights
+// on subjects, given by the NATS server, are what ties a member to its agent.
+// Beyond that nothing a message says is believed before it was checked: see
+// ReadDelta, ReadHeartbeat, ReadChunk and ReadRequest.
+package protocol
+
+import "time"
+
+// Version of the protocol, in every message.
+const Version = 1
+
+// Lanes is the number of lanes of a picture.
+const Lanes = 3
+
+const (
+	// MaxMessage bounds the size of every message in bytes.
+	MaxMessage = 256 << 10
+	// MaxDepth bounds the length of a chain in blocks.
+	MaxDepth = 1 << 24
+	// MaxName bounds a pool or member name in bytes.
+	MaxName = 200
+	// MaxChunks bounds the number of chunks of a snapshot.
+	MaxChunks = 1 << 10
+)
+
+// HeartbeatEvery is the usual time between two heartbeats of a member.
+const HeartbeatEvery = time.Second
+
+// Held is what a member holds, lane by lane: how many keys, and the XOR of
+// their digests.
+type Held [Lanes]struct{ Count, Digest uint64 }

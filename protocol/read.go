@@ -1,0 +1,223 @@
+package protocol
+
+import (
+	"errors"
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvscout/kvscout/protocol/pb"
+)
+
+var (
+	// ErrVersion marks a message of another protocol version.
+	ErrVersion = errors.New("unknown protocol version")
+	// ErrMember marks a message that speaks for another member than its subject.
+	ErrMember = errors.New("message names another member than its subject")
+)
+
+// ReadDelta decodes and checks a delta that arrived on member's subject.
+func ReadDelta(data []byte, member string) (*pb.Delta, error) {
+	d := new(pb.Delta)
+	if err := unmarshal(data, d); err != nil {
+		return nil, fmt.Errorf("decode delta: %w", err)
+	}
+	if err := checkDelta(d, member); err != nil {
+		return nil, fmt.Errorf("delta %d: %w", d.GetHeader().GetSequence(), err)
+	}
+	return d, nil
+}
+
+// ReadHeartbeat decodes and checks a heartbeat that arrived on member's subject.
+func ReadHeartbeat(data []byte, member string) (*pb.Heartbeat, error) {
+	h := new(pb.Heartbeat)
+	if err := unmarshal(data, h); err != nil {
+		return nil, fmt.Errorf("decode heartbeat: %w", err)
+	}
+	if err := checkHeartbeat(h, member); err != nil {
+		return nil, fmt.Errorf("heartbeat: %w", err)
+	}
+	return h, nil
+}
+
+// ReadChunk decodes and checks one part of the snapshot that member was asked for.
+func ReadChunk(data []byte, member string) (*pb.SnapshotChunk, error) {
+	c := new(pb.SnapshotChunk)
+	if err := unmarshal(data, c); err != nil {
+		return nil, fmt.Errorf("decode snapshot chunk: %w", err)
+	}
+	if err := checkChunk(c, member); err != nil {
+		return nil, fmt.Errorf("snapshot chunk %d: %w", c.GetIndex(), err)
+	}
+	return c, nil
+}
+
+// ReadRequest decodes and checks a request for member's snapshot.
+func ReadRequest(data []byte, member string) (*pb.SnapshotRequest, error) {
+	r := new(pb.SnapshotRequest)
+	if err := unmarshal(data, r); err != nil {
+		return nil, fmt.Errorf("decode snapshot request: %w", err)
+	}
+	if r.GetVersion() != Version {
+		return nil, fmt.Errorf("snapshot request: %w %d", ErrVersion, r.GetVersion())
+	}
+	if r.GetMember() != member {
+		return nil, fmt.Errorf("snapshot request: %w: %.80q", ErrMember, r.GetMember())
+	}
+	return r, nil
+}
+
+// ReadHeld reads the lanes of a message: each lane once, in order, and no lane
+// smaller than the one that it contains.
+func ReadHeld(lanes []*pb.LaneState) (Held, error) {
+	var h Held
+	if len(lanes) != Lanes {
+		return h, fmt.Errorf("%d lanes, want %d", len(lanes), Lanes)
+	}
+	for i, l := range lanes {
+		if l.GetLane() != pb.Lane(i+1) {
+			return h, fmt.Errorf("lane %d is named %v", i, l.GetLane())
+		}
+		if i > 0 && l.GetCount() < h[i-1].Count {
+			return h, fmt.Errorf("%v holds %d keys, the lane in it %d", l.GetLane(), l.GetCount(), h[i-1].Count)
+		}
+		if l.GetCount() == 0 && l.GetDigest() != 0 {
+			return h, fmt.Errorf("%v is empty and has digest %#x", l.GetLane(), l.GetDigest())
+		}
+		h[i].Count, h[i].Digest = l.GetCount(), l.GetDigest()
+	}
+	return h, nil
+}
+
+func unmarshal(data []byte, m proto.Message) error {
+	if len(data) > MaxMessage {
+		return fmt.Errorf("%d bytes, at most %d", len(data), MaxMessage)
+	}
+	return proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, m)
+}
+
+func checkHeader(h *pb.Header, member string) error {
+	if h.GetVersion() != Version {
+		return fmt.Errorf("%w %d", ErrVersion, h.GetVersion())
+	}
+	if h.GetMember() != member {
+		return fmt.Errorf("%w: %.80q", ErrMember, h.GetMember())
+	}
+	if h.GetEpoch() == 0 {
+		return errors.New("no epoch")
+	}
+	return nil
+}
+
+func checkDelta(d *pb.Delta, member string) error {
+	if err := checkHeader(d.GetHeader(), member); err != nil {
+		return err
+	}
+	if d.GetHeader().GetSequence() == 0 {
+		return errors.New("sequence 0 is the empty picture")
+	}
+	for i, c := range d.GetChanges() {
+		var err error
+		switch c := c.GetChange().(type) {
+		case *pb.Change_Stored:
+			err = checkStored(c.Stored)
+		case *pb.Change_Removed:
+			err = checkRun(c.Removed.GetLane(), c.Removed.GetPosition(), c.Removed.GetKeys())
+		default:
+			err = errors.New("neither stored nor removed")
+		}
+		if err != nil {
+			return fmt.Errorf("change %d: %w", i, err)
+		}
+	}
+	if len(d.GetLanes()) == 0 {
+		return nil
+	}
+	_, err := ReadHeld(d.GetLanes())
+	return err
+}
+
+func checkHeartbeat(h *pb.Heartbeat, member string) error {
+	if err := checkHeader(h.GetHeader(), member); err != nil {
+		return err
+	}
+	if h.GetLeaving() {
+		return nil
+	}
+	if err := checkTrust(h.GetTrust()); err != nil {
+		return err
+	}
+	held, err := ReadHeld(h.GetLanes())
+	if err != nil {
+		return err
+	}
+	if h.GetHeader().GetSequence() == 0 && held != (Held{}) {
+		return errors.New("sequence 0 is the empty picture, lanes are not")
+	}
+	i := h.GetInfo()
+	if i == nil {
+		return errors.New("no member info")
+	}
+	name, err := Member{Namespace: i.GetNamespace(), PodUID: i.GetPodUid(), Rank: i.GetRank()}.Name()
+	if err != nil {
+		return fmt.Errorf("member info: %w", err)
+	}
+	if name != member {
+		return fmt.Errorf("member info: %w: %q", ErrMember, name)
+	}
+	return nil
+}
+
+func checkChunk(c *pb.SnapshotChunk, member string) error {
+	if err := checkHeader(c.GetHeader(), member); err != nil {
+		return err
+	}
+	if c.GetIndex() >= MaxChunks {
+		return fmt.Errorf("at most %d chunks", MaxChunks)
+	}
+	for i, s := range c.GetStored() {
+		if err := checkStored(s); err != nil {
+			return fmt.Errorf("stored %d: %w", i, err)
+		}
+	}
+	if !c.GetLast() {
+		return nil
+	}
+	if err := checkTrust(c.GetTrust()); err != nil {
+		return err
+	}
+	_, err := ReadHeld(c.GetLanes())
+	return err
+}
+
+func checkTrust(t pb.Trust) error {
+	if t < pb.Trust_TRUST_UNKNOWN || t > pb.Trust_TRUST_EXACT {
+		return fmt.Errorf("unknown trust %d", t)
+	}
+	return nil
+}
+
+func checkStored(s *pb.Stored) error {
+	if s.GetParent() == 0 {
+		return errors.New("no parent key")
+	}
+	return checkRun(s.GetLane(), s.GetPosition(), s.GetKeys())
+}
+
+func checkRun(lane pb.Lane, position uint32, keys []uint64) error {
+	if lane < pb.Lane_LANE_GPU || lane > pb.Lane_LANE_DISK {
+		return fmt.Errorf("unknown lane %d", lane)
+	}
+	if len(keys) == 0 {
+		return errors.New("no keys")
+	}
+	if uint64(position)+uint64(len(keys)) > MaxDepth {
+		return fmt.Errorf("position %d and %d keys: at most %d blocks", position, len(keys), MaxDepth)
+	}
+	for i, k := range keys {
+		if k == 0 {
+			return fmt.Errorf("key %d is 0", i)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,214 @@
+package protocol
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvscout/kvscout/protocol/pb"
+)
+
+const member = "default_uid-1_0"
+
+func header(sequence uint64) *pb.Header {
+	return &pb.Header{Version: Version, Member: member, Epoch: 5, Sequence: sequence}
+}
+
+func lanes(counts ...uint64) []*pb.LaneState {
+	var out []*pb.LaneState
+	for i, c := range counts {
+		out = append(out, &pb.LaneState{Lane: pb.Lane(i + 1), Count: c, Digest: c})
+	}
+	return out
+}
+
+func stored(lane pb.Lane, parent uint64, position uint32, keys ...uint64) *pb.Stored {
+	return &pb.Stored{Lane: lane, Parent: parent, Position: position, Keys: keys}
+}
+
+func delta() *pb.Delta {
+	return &pb.Delta{
+		Header: header(1),
+		Changes: []*pb.Change{
+			{Change: &pb.Change_Removed{Removed: &pb.Removed{Lane: pb.Lane_LANE_GPU, Position: 3, Keys: []uint64{9}}}},
+			{Change: &pb.Change_Stored{Stored: stored(pb.Lane_LANE_GPU, 7, 0, 1, 2)}},
+		},
+		Lanes: lanes(2, 2, 2),
+	}
+}
+
+func heartbeat() *pb.Heartbeat {
+	return &pb.Heartbeat{
+		Header: header(1),
+		Info:   &pb.MemberInfo{Namespace: "default", PodUid: "uid-1"},
+		Trust:  pb.Trust_TRUST_EXACT,
+		Lanes:  lanes(1, 1, 2),
+	}
+}
+
+func chunk() *pb.SnapshotChunk {
+	return &pb.SnapshotChunk{
+		Header: header(0),
+		Last:   true,
+		Stored: []*pb.Stored{stored(pb.Lane_LANE_DISK, 7, 0, 1, 2)},
+		Lanes:  lanes(0, 0, 2),
+		Trust:  pb.Trust_TRUST_EXACT,
+	}
+}
+
+func encode(t testing.TB, m proto.Message) []byte {
+	data, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func TestReadDeltaRefuses(t *testing.T) {
+	first := func(d *pb.Delta) *pb.Removed { return d.Changes[0].GetRemoved() }
+	second := func(d *pb.Delta) *pb.Stored { return d.Changes[1].GetStored() }
+	for name, c := range map[string]struct {
+		spoil func(*pb.Delta)
+		want  string
+	}{
+		"version":        {func(d *pb.Delta) { d.Header.Version = 2 }, "unknown protocol version 2"},
+		"no header":      {func(d *pb.Delta) { d.Header = nil }, "unknown protocol version 0"},
+		"other member":   {func(d *pb.Delta) { d.Header.Member = "default_uid-2_0" }, "names another member"},
+		"no epoch":       {func(d *pb.Delta) { d.Header.Epoch = 0 }, "no epoch"},
+		"sequence 0":     {func(d *pb.Delta) { d.Header.Sequence = 0 }, "sequence 0"},
+		"empty change":   {func(d *pb.Delta) { d.Changes[0].Change = nil }, "change 0: neither"},
+		"no lane":        {func(d *pb.Delta) { first(d).Lane = 0 }, "change 0: unknown lane 0"},
+		"lane 4":         {func(d *pb.Delta) { second(d).Lane = 4 }, "change 1: unknown lane 4"},
+		"no keys":        {func(d *pb.Delta) { first(d).Keys = nil }, "no keys"},
+		"key 0":          {func(d *pb.Delta) { second(d).Keys[1] = 0 }, "key 1 is 0"},
+		"no parent":      {func(d *pb.Delta) { second(d).Parent = 0 }, "no parent"},
+		"too deep":       {func(d *pb.Delta) { second(d).Position = MaxDepth - 1 }, "at most"},
+		"position wraps": {func(d *pb.Delta) { first(d).Position = 1<<32 - 1 }, "at most"},
+		"two lanes":      {func(d *pb.Delta) { d.Lanes = d.Lanes[:2] }, "2 lanes"},
+		"lanes swapped":  {func(d *pb.Delta) { d.Lanes[0], d.Lanes[1] = d.Lanes[1], d.Lanes[0] }, "lane 0 is named"},
+		"lanes shrink":   {func(d *pb.Delta) { d.Lanes[2].Count = 1 }, "holds 1 keys"},
+		"empty, digest":  {func(d *pb.Delta) { d.Lanes = lanes(0, 0, 0); d.Lanes[0].Digest = 1 }, "is empty and has digest"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := delta()
+			c.spoil(d)
+			_, err := ReadDelta(encode(t, d), member)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+		})
+	}
+	d := delta()
+	d.Lanes = nil
+	for _, ok := range []*pb.Delta{delta(), d, {Header: header(1)}} {
+		if _, err := ReadDelta(encode(t, ok), member); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestReadHeartbeatRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil func(*pb.Heartbeat)
+		want  string
+	}{
+		"trust 0":          {func(h *pb.Heartbeat) { h.Trust = 0 }, "unknown trust 0"},
+		"trust 9":          {func(h *pb.Heartbeat) { h.Trust = 9 }, "unknown trust 9"},
+		"no lanes":         {func(h *pb.Heartbeat) { h.Lanes = nil }, "0 lanes"},
+		"no info":          {func(h *pb.Heartbeat) { h.Info = nil }, "no member info"},
+		"info lies":        {func(h *pb.Heartbeat) { h.Info.Rank = 1 }, "names another member"},
+		"info is no token": {func(h *pb.Heartbeat) { h.Info.PodUid = "a.b" }, "member info"},
+		"full at 0":        {func(h *pb.Heartbeat) { h.Header.Sequence = 0 }, "sequence 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := heartbeat()
+			c.spoil(h)
+			_, err := ReadHeartbeat(encode(t, h), member)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+		})
+	}
+	leaving := &pb.Heartbeat{Header: header(3), Leaving: true}
+	for _, ok := range []*pb.Heartbeat{heartbeat(), leaving} {
+		if _, err := ReadHeartbeat(encode(t, ok), member); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestReadChunkRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil func(*pb.SnapshotChunk)
+		want  string
+	}{
+		"index":    {func(c *pb.SnapshotChunk) { c.Index = MaxChunks }, "at most"},
+		"stored":   {func(c *pb.SnapshotChunk) { c.Stored[0].Parent = 0 }, "stored 0: no parent"},
+		"no lanes": {func(c *pb.SnapshotChunk) { c.Lanes = nil }, "0 lanes"},
+		"no trust": {func(c *pb.SnapshotChunk) { c.Trust = 0 }, "unknown trust"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := chunk()
+			c.spoil(m)
+			_, err := ReadChunk(encode(t, m), member)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+		})
+	}
+	if _, err := ReadChunk(encode(t, chunk()), member); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestReadRequest(t *testing.T) {
+	if _, err := ReadRequest(encode(t, &pb.SnapshotRequest{Version: Version, Member: member}), member); err != nil {
+		t.Error(err)
+	}
+	if _, err := ReadRequest(encode(t, &pb.SnapshotRequest{Version: 2, Member: member}), member); !errors.Is(err, ErrVersion) {
+		t.Error(err)
+	}
+	if _, err := ReadRequest(encode(t, &pb.SnapshotRequest{Version: 1, Member: "x_y_0"}), member); !errors.Is(err, ErrMember) {
+		t.Error(err)
+	}
+}
+
+func TestLargeMessageIsRefused(t *testing.T) {
+	if _, err := ReadDelta(bytes.Repeat([]byte{0}, MaxMessage+1), member); err == nil || !strings.Contains(err.Error(), "at most") {
+		t.Error(err)
+	}
+}
+
+// FuzzRead holds that what passes is what both ends may rely on.
+func FuzzRead(f *testing.F) {
+	f.Add(encode(f, delta()))
+	f.Add(encode(f, heartbeat()))
+	f.Add(encode(f, chunk()))
+	f.Add(encode(f, &pb.SnapshotRequest{Version: Version, Member: member}))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if d, err := ReadDelta(data, member); err == nil {
+			if d.Header.Epoch == 0 || d.Header.Sequence == 0 || d.Header.Member != member {
+				t.Fatalf("passed: %v", d.Header)
+			}
+			for _, c := range d.Changes {
+				if len(c.GetStored().GetKeys())+len(c.GetRemoved().GetKeys()) == 0 {
+					t.Fatalf("passed: %v", c)
+				}
+			}
+		}
+		if h, err := ReadHeartbeat(data, member); err == nil && !h.Leaving {
+			if _, err := ReadHeld(h.Lanes); err != nil || h.Info == nil {
+				t.Fatalf("passed: %v", h)
+			}
+		}
+		if c, err := ReadChunk(data, member); err == nil && c.Last {
+			if _, err := ReadHeld(c.Lanes); err != nil {
+				t.Fatalf("passed: %v", c)
+			}
+		}
+		_, _ = ReadRequest(data, member)
+	})
+}

@@ -10,10 +10,12 @@ set -euo pipefail
 version=$1 home=$2
 here=$(cd "$(dirname "$0")" && pwd)
 
+# torchvision, where named, replaces the one that the requirements resolve to.
 case $version in
-  0.3[0-9].* | 0.29.* | 0.28.*) torch=2.13.0 date= ;;
-  0.2[0-7].*) torch=2.11.0 date=2026-08-01 ;;
-  0.16.*) torch=2.10.0 date=2026-03-15 ;;
+  0.3[0-9].* | 0.29.* | 0.28.*) torch=2.13.0 vision= date= ;;
+  0.2[1-7].*) torch=2.11.0 vision=0.26.0 date=2026-09-01 ;;
+  0.20.*) torch=2.11.0 vision=0.26.0 date=2026-06-15 ;;
+  0.16.* | 0.17.*) torch=2.10.0 vision=0.25.0 date=2026-04-15 ;;
   *) echo "install.sh: vLLM $version is not in the table of this script: add its torch version" >&2; exit 2 ;;
 esac
 
@@ -39,6 +41,9 @@ for attempt in 1 2 3; do
   echo "the installation failed, once more ($attempt)" >&2
   sleep 5
 done
+if [ -n "$vision" ]; then
+  uv pip install --quiet --python "$home/venv/bin/python" --no-deps "torchvision==$vision"
+fi
 "$home/venv/bin/python" "$here/model.py" "$home/tiny" llama
 "$home/venv/bin/python" "$here/model.py" "$home/hybrid" gemma3
 touch "$home/ready"

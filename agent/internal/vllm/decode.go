@@ -1,0 +1,608 @@
+package vllm
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+)
+
+// Bounds of what one batch may hold. A token list has maxList of its own.
+const (
+	maxEvents    = 200_000
+	maxGroup     = 1023
+	maxBlockSize = 1 << 20
+	maxNames     = 1024 // adapter names kept for reuse
+)
+
+// Decoder reads batches of KV events of every release: positional arrays up
+// to 0.23, maps since 0.24, shorter and longer ones of other publishers. It
+// reuses its buffers and is not safe for concurrent use.
+type Decoder struct {
+	Skips Skips
+
+	c      cursor
+	events []Event
+	hashes []uint64
+	tokens []uint32
+	names  map[string]string
+}
+
+// Decode reads one payload. An error means that nothing of the batch can be
+// used. The result lives until the next call.
+func (d *Decoder) Decode(payload []byte) (Batch, error) {
+	d.reset(payload)
+	b := Batch{Rank: -1}
+	code, err := d.c.peek()
+	if err != nil {
+		return Batch{}, err
+	}
+	if isMap(code) {
+		err = d.mapBatch(&b)
+	} else {
+		err = d.arrayBatch(&b)
+	}
+	if err != nil {
+		return Batch{}, err
+	}
+	if d.c.left() > 0 {
+		return Batch{}, fmt.Errorf("%d bytes after the batch", d.c.left())
+	}
+	b.Events = d.events
+	return b, nil
+}
+
+// reset empties the buffers, and drops those that one large batch has grown.
+func (d *Decoder) reset(payload []byte) {
+	const keep = 1 << 16
+	if cap(d.events) > keep/16 {
+		d.events = nil
+	}
+	if cap(d.hashes) > keep {
+		d.hashes = nil
+	}
+	if cap(d.tokens) > 16*keep {
+		d.tokens = nil
+	}
+	clear(d.events)
+	d.events, d.hashes, d.tokens = d.events[:0], d.hashes[:0], d.tokens[:0]
+	d.c = cursor{b: payload}
+}
+
+func (d *Decoder) arrayBatch(b *Batch) error {
+	n, err := d.c.array()
+	if err != nil {
+		return err
+	}
+	if n < 2 {
+		return fmt.Errorf("batch of %d elements", n)
+	}
+	if err := d.time(b); err != nil {
+		return err
+	}
+	if err := d.list(); err != nil {
+		return err
+	}
+	if n == 2 {
+		return nil
+	}
+	if err := d.rank(b); err != nil {
+		return err
+	}
+	return d.c.skip(n - 3)
+}
+
+func (d *Decoder) mapBatch(b *Batch) error {
+	n, err := d.c.mapping()
+	if err != nil {
+		return err
+	}
+	seen := false
+	for range n {
+		key, err := d.c.bytes()
+		if err != nil {
+			return err
+		}
+		switch string(key) {
+		case "ts":
+			err = d.time(b)
+		case "events":
+			if seen {
+				return errors.New("batch names its events twice")
+			}
+			seen = true
+			err = d.list()
+		case "data_parallel_rank":
+			err = d.rank(b)
+		default:
+			err = d.c.skip(1)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if !seen {
+		return errors.New("batch without events")
+	}
+	return nil
+}
+
+func (d *Decoder) time(b *Batch) (err error) {
+	if d.c.isNil() {
+		return nil
+	}
+	b.Time, err = d.c.number()
+	return err
+}
+
+func (d *Decoder) rank(b *Batch) error {
+	if d.c.isNil() {
+		return nil
+	}
+	v, negative, err := d.c.integer()
+	if err != nil {
+		return err
+	}
+	if !negative && v <= maxList {
+		b.Rank = int(v)
+	}
+	return nil
+}
+
+func (d *Decoder) list() error {
+	n, err := d.c.array()
+	if err != nil {
+		return err
+	}
+	if n > maxEvents {
+		return fmt.Errorf("batch of %d events", n)
+	}
+	for i := range n {
+		if err := d.event(); err != nil {
+			return fmt.Errorf("event %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// field is what a position or a key of an event holds.
+type field uint8
+
+const (
+	fieldHashes field = iota
+	fieldParent
+	fieldTokens
+	fieldBlockSize
+	fieldLoRAID
+	fieldMedium
+	fieldLoRAName
+	fieldExtraKeys
+	fieldGroup
+	fieldKind
+	fieldWindow
+	fieldLocality
+	fieldUnknown
+)
+
+// Positions in the array form, after the tag.
+var (
+	storedFields = [...]field{
+		fieldHashes, fieldParent, fieldTokens, fieldBlockSize, fieldLoRAID, fieldMedium,
+		fieldLoRAName, fieldExtraKeys, fieldGroup, fieldKind, fieldWindow,
+	}
+	removedFields = [...]field{fieldHashes, fieldMedium, fieldGroup}
+)
+
+// extraKeysLength is the length of a stored event that has room for extra keys.
+const extraKeysLength = 9
+
+func fieldOf(key []byte) field {
+	switch string(key) {
+	case "block_hashes":
+		return fieldHashes
+	case "parent_block_hash":
+		return fieldParent
+	case "token_ids":
+		return fieldTokens
+	case "block_size":
+		return fieldBlockSize
+	case "lora_id":
+		return fieldLoRAID
+	case "medium":
+		return fieldMedium
+	case "lora_name":
+		return fieldLoRAName
+	case "extra_keys":
+		return fieldExtraKeys
+	case "group_idx":
+		return fieldGroup
+	case "kv_cache_spec_kind":
+		return fieldKind
+	case "kv_cache_spec_sliding_window":
+		return fieldWindow
+	case "locality":
+		return fieldLocality
+	}
+	return fieldUnknown
+}
+
+// raw holds the fields of one event as they stand on the wire.
+type raw struct {
+	hashes    []uint64
+	parent    uint64
+	hasParent bool
+	tokens    []uint32
+	blockSize int
+	loraID    bool // set at all: the number means nothing outside the engine
+	loraName  []byte
+	medium    medium
+	extras    int // where the extra keys begin in the payload; 0: none
+	noExtras  bool
+	group     int
+	hasGroup  bool
+	kind      GroupKind
+	window    int
+	local     bool
+	remote    bool
+}
+
+func (d *Decoder) event() error {
+	code, err := d.c.peek()
+	if err != nil {
+		return err
+	}
+	if isMap(code) {
+		return d.mapEvent()
+	}
+	n, err := d.c.array()
+	if err != nil {
+		return err
+	}
+	if n == 0 {
+		return errors.New("event without a tag")
+	}
+	tag, err := d.c.bytes()
+	if err != nil {
+		return err
+	}
+	n--
+	var fields []field
+	switch string(tag) {
+	case "BlockStored":
+		fields = storedFields[:]
+	case "BlockRemoved":
+		fields = removedFields[:]
+	}
+	r := raw{noExtras: n < extraKeysLength-1}
+	for _, f := range fields[:min(n, len(fields))] {
+		if err := d.read(&r, f); err != nil {
+			return err
+		}
+		n--
+	}
+	if err := d.c.skip(n); err != nil {
+		return err
+	}
+	return d.finish(tag, &r)
+}
+
+// mapEvent looks for the tag first: keys have no order.
+func (d *Decoder) mapEvent() error {
+	n, err := d.c.mapping()
+	if err != nil {
+		return err
+	}
+	var tag []byte
+	var r raw
+	for range n {
+		key, err := d.c.bytes()
+		if err != nil {
+			return err
+		}
+		if string(key) == "type" {
+			tag, err = d.c.bytes()
+		} else {
+			err = d.readNamed(&r, tag, key)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if tag == nil {
+		return errors.New("event without a type")
+	}
+	return d.finish(tag, &r)
+}
+
+// readNamed reads a field of a map. Fields of an event that is known to be
+// foreign are passed over: their names may mean something else there.
+func (d *Decoder) readNamed(r *raw, tag, key []byte) error {
+	f := fieldOf(key)
+	foreign := tag != nil && string(tag) != "BlockStored" && string(tag) != "BlockRemoved"
+	if f == fieldUnknown || foreign {
+		return d.c.skip(1)
+	}
+	return d.read(r, f)
+}
+
+func (d *Decoder) read(r *raw, f field) (err error) {
+	switch f {
+	case fieldHashes:
+		r.hashes, err = d.hashList()
+	case fieldParent:
+		if d.c.isNil() {
+			return nil
+		}
+		bin := d.c.i < len(d.c.b) && isBin(d.c.b[d.c.i])
+		r.parent, err = d.hash()
+		// Simulators write 0 for a chain's first block.
+		r.hasParent = bin || r.parent != 0
+	case fieldTokens:
+		r.tokens, err = d.tokenList()
+	case fieldBlockSize:
+		r.blockSize, err = d.small("block size", maxBlockSize)
+	case fieldLoRAID:
+		if d.c.isNil() {
+			return nil
+		}
+		r.loraID = true
+		err = d.c.skip(1)
+	case fieldMedium:
+		if d.c.isNil() {
+			return nil
+		}
+		var name []byte
+		name, err = d.c.bytes()
+		r.medium = mediumOf(name)
+	case fieldLoRAName:
+		if d.c.isNil() {
+			return nil
+		}
+		if code, err := d.c.peek(); err != nil || !isText(code) {
+			// Other engines have something else here: a scope we cannot name.
+			r.loraID = true
+			return d.c.skip(1)
+		}
+		r.loraName, err = d.c.bytes()
+	case fieldExtraKeys:
+		if d.c.isNil() {
+			return nil
+		}
+		r.extras = d.c.i
+		err = d.c.skip(1)
+	case fieldGroup:
+		if d.c.isNil() {
+			return nil
+		}
+		r.hasGroup = true
+		r.group, err = d.small("group", maxGroup)
+	case fieldKind:
+		if d.c.isNil() {
+			return nil
+		}
+		var name []byte
+		name, err = d.c.bytes()
+		r.kind = kindOf(name)
+	case fieldWindow:
+		if d.c.isNil() {
+			return nil
+		}
+		r.window, err = d.small("window", 1<<30)
+	case fieldLocality:
+		if d.c.isNil() {
+			return nil
+		}
+		var name []byte
+		name, err = d.c.bytes()
+		r.local = bytes.EqualFold(name, []byte("LOCAL"))
+		r.remote = !r.local
+	}
+	return err
+}
+
+func (d *Decoder) small(what string, most uint64) (int, error) {
+	if d.c.isNil() {
+		return 0, nil
+	}
+	v, negative, err := d.c.integer()
+	if err != nil {
+		return 0, err
+	}
+	if negative || v > most {
+		return 0, fmt.Errorf("%s of %d", what, int64(v))
+	}
+	return int(v), nil
+}
+
+// kindOf knows the kinds that keep every block of a prompt, and the sliding
+// window; the set is open.
+func kindOf(name []byte) GroupKind {
+	switch string(name) {
+	case "full_attention", "mla", "mla_attention", "sink_full", "sink_full_attention":
+		return Full
+	}
+	if bytes.HasPrefix(name, []byte("sliding_window")) {
+		return Sliding
+	}
+	return Other
+}
+
+// hash reads an int of any width and sign, or the last 8 bytes of a digest:
+// the same 64 bits in both forms.
+func (d *Decoder) hash() (uint64, error) {
+	code, err := d.c.peek()
+	if err != nil {
+		return 0, err
+	}
+	if !isBin(code) {
+		v, _, err := d.c.integer()
+		return v, err
+	}
+	b, err := d.c.bytes()
+	if err != nil {
+		return 0, err
+	}
+	if len(b) == 0 {
+		return 0, errors.New("empty block hash")
+	}
+	var v uint64
+	for _, x := range b[max(0, len(b)-8):] {
+		v = v<<8 | uint64(x)
+	}
+	return v, nil
+}
+
+func (d *Decoder) hashList() ([]uint64, error) {
+	if d.c.isNil() {
+		return nil, nil
+	}
+	n, err := d.c.array()
+	if err != nil {
+		return nil, err
+	}
+	at := len(d.hashes)
+	for range n {
+		v, err := d.hash()
+		if err != nil {
+			return nil, err
+		}
+		d.hashes = append(d.hashes, v)
+	}
+	return d.hashes[at:len(d.hashes):len(d.hashes)], nil
+}
+
+func (d *Decoder) tokenList() ([]uint32, error) {
+	if d.c.isNil() {
+		return nil, nil
+	}
+	n, err := d.c.array()
+	if err != nil {
+		return nil, err
+	}
+	at := len(d.tokens)
+	b, i := d.c.b, d.c.i
+	for range n {
+		// The widths that nearly all token ids have.
+		if i < len(b) && b[i] < 0x80 {
+			d.tokens = append(d.tokens, uint32(b[i]))
+			i++
+			continue
+		}
+		if i+2 < len(b) && b[i] == 0xcd {
+			d.tokens = append(d.tokens, uint32(b[i+1])<<8|uint32(b[i+2]))
+			i += 3
+			continue
+		}
+		d.c.i = i
+		v, negative, err := d.c.integer()
+		if err != nil {
+			return nil, err
+		}
+		if negative || v>>32 != 0 {
+			return nil, fmt.Errorf("token id of %d", int64(v))
+		}
+		d.tokens = append(d.tokens, uint32(v))
+		i = d.c.i
+	}
+	d.c.i = i
+	return d.tokens[at:len(d.tokens):len(d.tokens)], nil
+}
+
+// finish turns the fields into events, or counts why it does not.
+func (d *Decoder) finish(tag []byte, r *raw) error {
+	switch string(tag) {
+	case "BlockStored":
+		tier, ok := d.tier(r, r.local)
+		if !ok {
+			return nil
+		}
+		return d.stored(tier, r)
+	case "BlockRemoved":
+		// Storage that a store could have brought in goes out under any name.
+		tier, ok := d.tier(r, true)
+		if ok && len(r.hashes) > 0 {
+			d.events = append(d.events, Event{Kind: Removed, Remove: Remove{
+				Tier: tier, Group: r.group, HasGroup: r.hasGroup, Hashes: r.hashes,
+			}})
+		}
+	case "AllBlocksCleared":
+		d.events = append(d.events, Event{Kind: Cleared})
+	default:
+		d.Skips.UnknownEvents++
+	}
+	return nil
+}
+
+func (d *Decoder) tier(r *raw, local bool) (Tier, bool) {
+	switch {
+	case r.medium == mediumUnknown:
+		d.Skips.UnknownMediums++
+		return 0, false
+	case r.remote || r.medium == mediumShared && !local:
+		d.Skips.SharedStorage++
+		return 0, false
+	case r.medium == mediumGPU:
+		return GPU, true
+	case r.medium == mediumHost:
+		return Host, true
+	}
+	return Disk, true
+}
+
+func (d *Decoder) stored(tier Tier, r *raw) error {
+	s := Store{
+		Tier: tier, Group: r.group, Kind: r.kind, Window: r.window,
+		Hashes: r.hashes, Parent: r.parent, HasParent: r.hasParent,
+		Tokens: r.tokens, BlockSize: r.blockSize,
+		Adapter: d.name(r.loraName),
+		// Offloading connectors send no extra keys, whatever the block's are.
+		HidesExtras: r.noExtras || tier != GPU && r.extras == 0,
+	}
+	n := len(s.Hashes)
+	clean := n
+	if r.extras != 0 {
+		x, err := d.extraKeys(r, n)
+		if err != nil {
+			return fmt.Errorf("extra keys: %w", err)
+		}
+		s.Salt, s.Refs, clean = x.salt, x.refs, x.clean
+		d.Skips.UnknownExtras += uint64(n - clean)
+	}
+	if r.loraID && len(r.loraName) == 0 {
+		d.Skips.NamelessLoRA += uint64(n)
+		clean = 0
+	}
+	if clean == n {
+		d.events = append(d.events, Event{Kind: Stored, Store: s})
+		return nil
+	}
+	rest := s
+	rest.Withhold, rest.Salt, rest.Refs = true, "", nil
+	if clean > 0 && len(s.Tokens) == n*s.BlockSize {
+		cut := clean * s.BlockSize
+		s.Hashes, s.Tokens = s.Hashes[:clean], s.Tokens[:cut]
+		if s.Refs != nil {
+			s.Refs = s.Refs[:clean]
+		}
+		d.events = append(d.events, Event{Kind: Stored, Store: s})
+		rest.Hashes, rest.Tokens = rest.Hashes[clean:], rest.Tokens[cut:]
+		rest.Parent, rest.HasParent = s.Hashes[clean-1], true
+	}
+	d.events = append(d.events, Event{Kind: Stored, Store: rest})
+	return nil
+}
+
+// name returns the text, the same string for the same name.
+func (d *Decoder) name(b []byte) string {
+	if len(b) == 0 {
+		return ""
+	}
+	if s, ok := d.names[string(b)]; ok {
+		return s
+	}
+	if d.names == nil || len(d.names) >= maxNames {
+		d.names = make(map[string]string)
+	}
+	s := string(b)
+	d.names[s] = s
+	return s
+}

@@ -1,0 +1,138 @@
+package learn
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+var t0 = time.Unix(1_700_000_000, 0)
+
+// engine counts as an engine of a known curve would.
+type engine struct {
+	Curve
+	at time.Time
+	t  Totals
+}
+
+func newEngine(c Curve) *engine { return &engine{Curve: c, at: t0} }
+
+func (e *engine) serve(c *Curves, member uint32, requests int, tokens float64) {
+	e.at = e.at.Add(time.Second)
+	e.t.PrefillRequests += float64(requests)
+	e.t.PrefillTokens += float64(requests) * tokens
+	e.t.PrefillSeconds += float64(requests) * e.Prefill(tokens, 0) / 1000
+	c.Observe(member, "model", e.at, e.t)
+}
+
+func near(t *testing.T, what string, got, want, share float64) {
+	t.Helper()
+	if !(math.Abs(got-want) <= share*math.Abs(want)) {
+		t.Errorf("%s: got %v, want %v within %v", what, got, want, share)
+	}
+}
+
+func TestTwoSpeedsAreLearnedWithin200Requests(t *testing.T) {
+	var c Curves
+	slow, fast := newEngine(Curve{A: 20, B: 0.3}), newEngine(Curve{A: 6, B: 0.1})
+	for i := range 101 {
+		tokens := float64(100 + 379*i%6000)
+		slow.serve(&c, 0, 2, tokens)
+		fast.serve(&c, 1, 2, tokens)
+	}
+	s := c.Fit(slow.at)
+	near(t, "slow", s[0].Prefill(4000, 0), slow.Prefill(4000, 0), 0.1)
+	near(t, "fast", s[1].Prefill(4000, 0), fast.Prefill(4000, 0), 0.1)
+	near(t, "slow, few tokens", s[0].Prefill(50, 0), slow.Prefill(50, 0), 0.3)
+}
+
+func TestNewMemberTakesTheMedianOfItsModel(t *testing.T) {
+	var c Curves
+	var at time.Time
+	for i, b := range []float64{0.1, 0.2, 0.9} {
+		e := newEngine(Curve{B: b})
+		for n := range 100 {
+			e.serve(&c, uint32(i), 2, float64(500+n*40))
+		}
+		at = e.at
+	}
+	c.Observe(3, "model", at, Totals{})
+	c.Observe(4, "other", at, Totals{})
+	s := c.Fit(at)
+	near(t, "same model", s[3].B, 0.2, 0.1)
+	near(t, "other model", s[4].B, Prior().B, 0.001)
+	if s[3].Learned || !s[0].Learned {
+		t.Errorf("learned: new %v, old %v; want false, true", s[3].Learned, s[0].Learned)
+	}
+}
+
+// Peers' bug 18: no value may come out of nonsense but the prior.
+func TestNonsenseTeachesNothing(t *testing.T) {
+	nan, inf := math.NaN(), math.Inf(1)
+	for name, end := range map[string]Totals{
+		"nan":      {nan, nan, nan, nan, nan, nan, nan, nan},
+		"infinite": {inf, inf, inf, inf, inf, inf, inf, inf},
+		"zero":     {},
+		"negative": {-1, -1, -1, -1, -1, -1, -1, -1},
+	} {
+		var c Curves
+		c.Observe(0, "model", t0, Totals{})
+		c.Observe(0, "model", t0.Add(time.Second), end)
+		s := c.Fit(t0.Add(time.Second))[0]
+		near(t, name, s.B, Prior().B, 1e-9)
+		near(t, name, s.StepMS, Prior().StepMS, 0)
+	}
+}
+
+func TestRestartStartsANewDifference(t *testing.T) {
+	var c Curves
+	e := newEngine(Curve{B: 0.1})
+	for range 50 {
+		e.serve(&c, 0, 2, 3000)
+	}
+	before := c.Fit(e.at)[0].B
+	e.t = Totals{}
+	e.serve(&c, 0, 1, 10)
+	near(t, "after a restart", c.Fit(e.at)[0].B, before, 1e-9)
+}
+
+func TestBusyIsSmoothedAndAges(t *testing.T) {
+	var c Curves
+	e := newEngine(Curve{B: 0.1})
+	e.serve(&c, 0, 1, 5000)
+	e.serve(&c, 0, 1, 5000)
+	if b := c.Fit(e.at)[0].Busy; b > 0.1 {
+		t.Errorf("busy after one second: %v", b)
+	}
+	for range 200 {
+		e.serve(&c, 0, 1, 5000)
+	}
+	near(t, "half busy", c.Fit(e.at)[0].Busy, 0.5, 0.1)
+	if b := c.Fit(e.at.Add(time.Minute))[0].Busy; !math.IsNaN(b) {
+		t.Errorf("busy without samples for a minute: %v, want unknown", b)
+	}
+}
+
+func TestSpeedsAreAlwaysUsable(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var c Curves
+		at := t0
+		value := rapid.OneOf(rapid.Float64(), rapid.Float64Range(0, 1e6), rapid.Just(math.NaN()))
+		for range rapid.IntRange(1, 30).Draw(t, "samples") {
+			at = at.Add(time.Duration(rapid.Int64Range(-1e9, 5e9).Draw(t, "step")))
+			v := func() float64 { return value.Draw(t, "v") }
+			c.Observe(0, "model", at, Totals{v(), v(), v(), v(), v(), v(), v(), v()})
+		}
+		s := c.Fit(at)[0]
+		for _, v := range []float64{s.A, s.B, s.StepMS, s.QueueMS, s.PromptTokens, s.OutputTokens, s.Prefill(1000, 1000)} {
+			if !(v >= 0 && v <= math.MaxFloat64) {
+				t.Fatalf("unusable speed %+v", s)
+			}
+		}
+		if !(s.B > 0) || s.Busy > maxBusy {
+			t.Fatalf("unusable speed %+v", s)
+		}
+	})
+}

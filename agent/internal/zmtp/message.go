@@ -1,0 +1,46 @@
+package zmtp
+
+// keptBuffer is the size up to which a receive buffer is kept for good. A
+// bigger one is dropped once messages no longer need it.
+const keptBuffer = 1 << 20
+
+// firstGrowth is how much room is made ahead of bytes that have not come yet.
+const firstGrowth = 64 << 10
+
+// Message is one multipart message. The zero value is ready for Recv, and
+// using one value again and again reuses its memory.
+type Message struct {
+	// Frames are valid until the next Recv into the same Message.
+	Frames [][]byte
+
+	data []byte // payloads of all frames, one behind the other
+	ends []int  // where each frame ends in data
+}
+
+func (m *Message) reset() {
+	m.data, m.ends = m.data[:0], m.ends[:0]
+}
+
+// grow makes room for at least one more byte of a message that still lacks
+// left bytes and may reach limit. The new size is bounded by twice what has
+// arrived plus a constant: a claim alone costs next to nothing.
+func (m *Message) grow(left, limit int) {
+	have := len(m.data)
+	want := max(have+left, 2*cap(m.data), 512)
+	size := min(want, 2*have+firstGrowth, limit)
+	data := make([]byte, have, size)
+	copy(data, m.data)
+	m.data = data
+}
+
+func (m *Message) endFrame() { m.ends = append(m.ends, len(m.data)) }
+
+// finish cuts the frames out of data.
+func (m *Message) finish() {
+	m.Frames = m.Frames[:0]
+	start := 0
+	for _, end := range m.ends {
+		m.Frames = append(m.Frames, m.data[start:end:end])
+		start = end
+	}
+}

@@ -1,0 +1,68 @@
+package index_test
+
+import (
+	"sort"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvscout/kvscout/protocol/blockkey"
+	"github.com/kvscout/kvscout/scheduler/internal/index"
+)
+
+// chain returns n keys of the chain c, forked from chain 0 at position fork.
+func chain(c uint64, fork, n int) []blockkey.Key {
+	keys := make([]blockkey.Key, n)
+	k := blockkey.Key(1)
+	for i := range keys {
+		local := uint64(i)
+		if i >= fork {
+			local += c << 32
+		}
+		k = blockkey.Chain(k, local)
+		keys[i] = k
+	}
+	return keys
+}
+
+func match(x *index.Index, keys []blockkey.Key) []index.Depths {
+	got := x.Match(keys, nil)
+	sort.Slice(got, func(i, j int) bool { return got[i].Member < got[j].Member })
+	return got
+}
+
+func TestMatchCountsLeadingBlocks(t *testing.T) {
+	x := index.New(index.Config{})
+	a, b := chain(0, 0, 10), chain(1, 4, 10)
+	x.Store(1, index.LaneGPU, 0, 0, a[:8])
+	x.Store(1, index.LaneHost, 0, 0, a)
+	x.Store(2, index.LaneGPU, 0, 0, a[:4])
+	x.Store(2, index.LaneGPU, a[3], 4, b[4:])
+	x.Store(3, index.LaneGPU, a[0], 1, a[1:]) // a hole at the head
+	for _, c := range []struct {
+		name string
+		keys []blockkey.Key
+		want []index.Depths
+	}{
+		{"trunk", a, []index.Depths{{1, [5]uint32{8, 10}}, {2, [5]uint32{4}}}},
+		{"branch", b, []index.Depths{{1, [5]uint32{4, 4}}, {2, [5]uint32{10}}}},
+		{"short", a[:2], []index.Depths{{1, [5]uint32{2, 2}}, {2, [5]uint32{2}}}},
+		{"unknown", chain(2, 0, 3), nil},
+		{"empty", nil, nil},
+	} {
+		if d := cmp.Diff(c.want, match(x, c.keys)); d != "" {
+			t.Errorf("%s: -want +got\n%s", c.name, d)
+		}
+	}
+	x.Remove(1, index.LaneGPU, 5, a[5:6])
+	if got := match(x, a)[0].Depth[index.LaneGPU]; got != 5 {
+		t.Errorf("depth after a hole at 5 = %d", got)
+	}
+	x.Forget(1)
+	if d := cmp.Diff([]index.Depths{{2, [5]uint32{4}}}, match(x, a)); d != "" {
+		t.Errorf("after forget: -want +got\n%s", d)
+	}
+	if got := x.Count(1, index.LaneHost); got != 0 {
+		t.Errorf("count after forget = %d", got)
+	}
+}

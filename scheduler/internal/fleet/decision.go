@@ -121,7 +121,7 @@ func (o *decisions) dropMember(s *slot) {
 			o.drop(d)
 		}
 	}
-	s.ledger = ledger{}
+	s.ledger = ledger{sum: Reserved{Last: s.ledger.sum.Last}}
 	s.ledger.publish(s.member, time.Time{})
 }
 
@@ -164,9 +164,10 @@ func (f *Fleet) Decide(session string, now time.Time, choose func(last ID, known
 		f.sessions.setHash(d.session, c.Member)
 	}
 	f.open.add(d)
-	s.ledger.add(d)
-	s.ledger.publish(s.member, now)
 	f.stats.Decided++
+	s.ledger.add(d)
+	s.ledger.sum.Last = f.stats.Decided
+	s.ledger.publish(s.member, now)
 	return d.id, true
 }
 

@@ -20,6 +20,9 @@ type Reserved struct {
 	Unseen, Ended int
 	// Open requests in all, seen or not.
 	Open int
+	// Last is the number of the decision that chose the member last, counted
+	// over the fleet; 0: none.
+	Last uint64
 
 	headMS float64 // prefill time of the request that is at its turn
 	headAt time.Time
@@ -37,13 +40,13 @@ func (r Reserved) Wait(now time.Time) float64 {
 	return max(0, r.PrefillMS-min(max(done, 0), 0.9*r.headMS))
 }
 
-// Running is the number of requests at the engine, as far as its sample and
-// the decisions since tell, and whether a sample told.
-func (m *Member) Running(r Reserved) (n int, known bool) {
+// Requests is the number of requests at the engine by its load sample and the
+// decisions since; without a sample by the open decisions alone.
+func (m *Member) Requests(r Reserved) int {
 	if m.Load.Running < 0 {
-		return r.Open, false
+		return r.Open
 	}
-	return max(0, m.Load.Running+max(m.Load.Waiting, 0)+r.Unseen-r.Ended), true
+	return max(0, m.Load.Running+max(m.Load.Waiting, 0)+r.Unseen-r.Ended)
 }
 
 // Reported is the sum of what callers reported of the requests that a member

@@ -1,0 +1,259 @@
+package fakevllm
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics is the /metrics page under vLLM's names. What the ranks hold is read
+// when the page is asked for; histograms are kept here.
+type metrics struct {
+	engine   *Engine
+	registry *prometheus.Registry
+
+	ttft, itl, tpot, e2e                 *prometheus.HistogramVec
+	queue, prefill, decode, inference    *prometheus.HistogramVec
+	prompt, generation, computed, tokens *prometheus.HistogramVec
+	finish                               *prometheus.CounterVec
+
+	byRank []rankMetrics // fixed after newMetrics
+}
+
+// rankMetrics are the histograms of one rank, looked up once.
+type rankMetrics struct {
+	ttft, itl, tpot, e2e                 prometheus.Observer
+	queue, prefill, decode, inference    prometheus.Observer
+	prompt, generation, computed, tokens prometheus.Observer
+	finish                               map[string]prometheus.Counter
+}
+
+var (
+	secondsBuckets = []float64{.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680}
+	ttftBuckets    = []float64{.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560}
+	itlBuckets     = []float64{.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}
+	stepBuckets    = []float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}
+)
+
+var finishReasons = []string{"stop", "length", "abort", "error", "repetition"}
+
+// tokenBuckets is 1, 2, 5, 10 ... up to the model's length.
+func tokenBuckets(most int) []float64 {
+	var out []float64
+	for scale := 1; ; scale *= 10 {
+		for _, m := range []int{1, 2, 5} {
+			if m*scale > most {
+				return out
+			}
+			out = append(out, float64(m*scale))
+		}
+	}
+}
+
+func newMetrics(e *Engine) *metrics {
+	m := &metrics{engine: e, registry: prometheus.NewRegistry()}
+	labels := []string{"engine", "model_name"}
+	histogram := func(name, help string, buckets []float64) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "vllm:" + name, Help: help, Buckets: buckets}, labels)
+		m.registry.MustRegister(h)
+		return h
+	}
+	sizes := tokenBuckets(e.cfg.MaxModelLen)
+	m.ttft = histogram("time_to_first_token_seconds", "Histogram of time to first token in seconds.", ttftBuckets)
+	m.itl = histogram("inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", itlBuckets)
+	m.tpot = histogram("request_time_per_output_token_seconds", "Histogram of time_per_output_token_seconds per request.", itlBuckets)
+	m.e2e = histogram("e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", secondsBuckets)
+	m.queue = histogram("request_queue_time_seconds", "Histogram of time spent in WAITING phase for request.", secondsBuckets)
+	m.inference = histogram("request_inference_time_seconds", "Histogram of time spent in RUNNING phase for request.", secondsBuckets)
+	m.prefill = histogram("request_prefill_time_seconds", "Histogram of time spent in PREFILL phase for request.", secondsBuckets)
+	m.decode = histogram("request_decode_time_seconds", "Histogram of time spent in DECODE phase for request.", secondsBuckets)
+	m.prompt = histogram("request_prompt_tokens", "Number of prefill tokens processed.", sizes)
+	m.generation = histogram("request_generation_tokens", "Number of generation tokens processed.", sizes)
+	m.computed = histogram("request_prefill_kv_computed_tokens", "Histogram of new KV tokens computed during prefill (excluding cached tokens).", sizes)
+	m.tokens = histogram("iteration_tokens_total", "Histogram of number of tokens per engine_step.", stepBuckets)
+	m.finish = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "vllm:request_success_total", Help: "Count of successfully processed requests.",
+	}, []string{"engine", "finished_reason", "model_name"})
+	m.registry.MustRegister(m.finish)
+	for i := range e.cfg.Ranks {
+		l := []string{strconv.Itoa(i), e.cfg.Model}
+		rm := rankMetrics{
+			ttft: m.ttft.WithLabelValues(l...), itl: m.itl.WithLabelValues(l...),
+			tpot: m.tpot.WithLabelValues(l...), e2e: m.e2e.WithLabelValues(l...),
+			queue: m.queue.WithLabelValues(l...), inference: m.inference.WithLabelValues(l...),
+			prefill: m.prefill.WithLabelValues(l...), decode: m.decode.WithLabelValues(l...),
+			prompt: m.prompt.WithLabelValues(l...), generation: m.generation.WithLabelValues(l...),
+			computed: m.computed.WithLabelValues(l...), tokens: m.tokens.WithLabelValues(l...),
+			finish: make(map[string]prometheus.Counter),
+		}
+		for _, reason := range finishReasons {
+			rm.finish[reason] = m.finish.WithLabelValues(l[0], reason, l[1])
+		}
+		m.byRank = append(m.byRank, rm)
+	}
+	m.registry.MustRegister(&page{e})
+	return m
+}
+
+// token observes the token that s just got.
+func (m *metrics) token(rank int, s *sequence, now time.Time) {
+	rm := &m.byRank[rank]
+	if s.first.IsZero() {
+		s.first = now
+		rm.ttft.Observe(now.Sub(s.arrived).Seconds())
+		rm.queue.Observe(max(0, s.admitted.Sub(s.arrived).Seconds()))
+		rm.prefill.Observe(max(0, now.Sub(s.admitted).Seconds()))
+	} else {
+		rm.itl.Observe(now.Sub(s.last).Seconds())
+	}
+	s.last = now
+}
+
+// finished observes the end of s.
+func (m *metrics) finished(rank int, s *sequence, reason string, now time.Time) {
+	rm := &m.byRank[rank]
+	rm.finish[reason].Inc()
+	if reason == "abort" {
+		return
+	}
+	rm.e2e.Observe(now.Sub(s.arrived).Seconds())
+	rm.inference.Observe(now.Sub(s.admitted).Seconds())
+	decode := now.Sub(s.first).Seconds()
+	rm.decode.Observe(decode)
+	if n := s.generated(); n > 1 {
+		rm.tpot.Observe(decode / float64(n-1))
+	}
+	rm.prompt.Observe(float64(s.prompt))
+	rm.generation.Observe(float64(s.generated()))
+	rm.computed.Observe(float64(s.prompt - s.cached))
+}
+
+func (m *metrics) iteration(rank, tokens int) {
+	m.byRank[rank].tokens.Observe(float64(tokens))
+}
+
+// page reads the ranks.
+type page struct{ engine *Engine }
+
+// Describe sends nothing: what the page holds depends on the engine.
+func (p *page) Describe(chan<- *prometheus.Desc) {}
+
+// Collect reads every rank once.
+func (p *page) Collect(out chan<- prometheus.Metric) {
+	e := p.engine
+	send := func(kind prometheus.ValueType, name, help string, v float64, labels ...string) {
+		names := []string{"engine", "model_name"}
+		values := labels[:2]
+		for i := 2; i < len(labels); i += 2 {
+			names = append(names, labels[i])
+			values = append(values[:len(values):len(values)], labels[i+1])
+		}
+		out <- prometheus.MustNewConstMetric(prometheus.NewDesc("vllm:"+name, help, names, nil), kind, v, values...)
+	}
+	const gauge, counter = prometheus.GaugeValue, prometheus.CounterValue
+	running, waiting := make(map[string]bool), make(map[string]bool)
+	for i, r := range e.ranks {
+		r.mu.Lock()
+		nr, nw, usage, c, sleeping := len(r.running), len(r.waiting), r.pool.usage(), r.counters, r.sleeping
+		for _, s := range r.running {
+			if s.scope.adapter != "" {
+				running[s.scope.adapter] = true
+			}
+		}
+		for _, s := range r.waiting {
+			if s.scope.adapter != "" {
+				waiting[s.scope.adapter] = true
+			}
+		}
+		r.mu.Unlock()
+		l := []string{strconv.Itoa(i), e.cfg.Model}
+		send(gauge, "num_requests_running", "Number of requests in model execution batches.", float64(nr), l...)
+		send(gauge, "num_requests_waiting", "Number of requests waiting to be processed.", float64(nw), l...)
+		const byReason = "Number of waiting requests by reason."
+		send(gauge, "num_requests_waiting_by_reason", byReason, float64(nw), append(l, "reason", "capacity")...)
+		send(gauge, "num_requests_waiting_by_reason", byReason, 0, append(l, "reason", "deferred")...)
+		const sleep = "Engine sleep state; awake = 0 means engine is sleeping."
+		send(gauge, "engine_sleep_state", sleep, flag(sleeping == 0), append(l, "sleep_state", "awake")...)
+		send(gauge, "engine_sleep_state", sleep, flag(sleeping == 1), append(l, "sleep_state", "weights_offloaded")...)
+		send(gauge, "engine_sleep_state", sleep, flag(sleeping == 2), append(l, "sleep_state", "discard_all")...)
+		send(gauge, "kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", usage, l...)
+		send(counter, "prefix_cache_queries_total", "Prefix cache queries, in terms of number of queried tokens.", float64(c.Queries), l...)
+		send(counter, "prefix_cache_hits_total", "Prefix cache hits, in terms of number of cached tokens.", float64(c.Hits), l...)
+		send(counter, "external_prefix_cache_queries_total", "External prefix cache queries.", 0, l...)
+		send(counter, "external_prefix_cache_hits_total", "External prefix cache hits.", 0, l...)
+		send(counter, "num_preemptions_total", "Cumulative number of preemption from the engine.", float64(c.Preempted), l...)
+		send(counter, "prompt_tokens_total", "Number of prefill tokens processed.", float64(c.Queries), l...)
+		const bySource = "Number of prompt tokens by source."
+		send(counter, "prompt_tokens_by_source_total", bySource, float64(c.Queries-c.Hits), append(l, "source", "local_compute")...)
+		send(counter, "prompt_tokens_by_source_total", bySource, float64(c.Hits), append(l, "source", "local_cache_hit")...)
+		send(counter, "prompt_tokens_by_source_total", bySource, 0, append(l, "source", "external_kv_transfer")...)
+		send(counter, "prompt_tokens_cached_total", "Number of cached prompt tokens (local + external).", float64(c.Hits), l...)
+		send(counter, "generation_tokens_total", "Number of generation tokens processed.", float64(c.Generated), l...)
+		out <- cacheConfig(e.cfg, i)
+	}
+	const rejections = "Number of admission attempts rejected by a queue limit, by reason."
+	for _, reason := range []string{"max_num_queued_reqs", "max_num_queued_tokens"} {
+		out <- prometheus.MustNewConstMetric(prometheus.NewDesc("vllm:admission_rejections_total", rejections, []string{"model_name", "reason"}, nil),
+			counter, 0, e.cfg.Model, reason)
+	}
+	out <- prometheus.MustNewConstMetric(prometheus.NewDesc("process_start_time_seconds", "Start time of the process since unix epoch in seconds.", nil, nil),
+		gauge, float64(e.started.UnixMilli())/1000)
+	e.mu.Lock()
+	adapters := e.lastID > 0
+	e.mu.Unlock()
+	if adapters {
+		out <- prometheus.MustNewConstMetric(
+			prometheus.NewDesc("vllm:lora_requests_info", "Running stats on lora requests.", []string{"max_lora", "running_lora_adapters", "waiting_lora_adapters"}, nil),
+			gauge, float64(time.Now().UnixMilli())/1000, strconv.Itoa(e.cfg.MaxAdapters), joined(running), joined(waiting))
+	}
+}
+
+func cacheConfig(cfg Config, rank int) prometheus.Metric {
+	size := strconv.Itoa(cfg.BlockSize)
+	pairs := []string{
+		"_block_size_resolved", "True",
+		"block_size", size,
+		"cache_dtype", "auto",
+		"effective_attention_block_size", size,
+		"enable_prefix_caching", "True",
+		"engine", strconv.Itoa(rank),
+		"gpu_memory_utilization", "0.92",
+		"hash_block_size", "None",
+		"is_attention_free", "False",
+		"kv_cache_max_concurrency", strconv.FormatFloat(float64(cfg.Blocks*cfg.BlockSize)/float64(cfg.MaxModelLen), 'g', 4, 64),
+		"kv_cache_size_tokens", strconv.Itoa(cfg.Blocks * cfg.BlockSize),
+		"num_cpu_blocks", "None",
+		"num_gpu_blocks", strconv.Itoa(cfg.Blocks),
+		"num_gpu_blocks_override", "None",
+		"prefix_caching_hash_algo", "sha256",
+		"prefix_match_unit", "None",
+		"sliding_window", "None",
+		"user_specified_block_size", "True",
+	}
+	var names, values []string
+	for i := 0; i < len(pairs); i += 2 {
+		names, values = append(names, pairs[i]), append(values, pairs[i+1])
+	}
+	return prometheus.MustNewConstMetric(
+		prometheus.NewDesc("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", names, nil),
+		prometheus.GaugeValue, 1, values...)
+}
+
+func flag(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func joined(set map[string]bool) string {
+	var names []string
+	for n := range set {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	return strings.Join(names, ",")
+}

@@ -1,0 +1,415 @@
+package fakevllm
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+)
+
+// maxLag bounds what a late rank may catch up. Beyond it the lost time is gone
+// and shows in Counters.Lag.
+const maxLag = 50 * time.Millisecond
+
+// rank is one data-parallel rank: a pool, a batch and a stream of events. Its
+// loop takes step after step; requests come and go between.
+type rank struct {
+	index   int
+	cfg     Config
+	events  *Publisher // nil: none are sent
+	metrics *metrics
+	wake    chan struct{}
+
+	mu       sync.Mutex // guards what follows
+	pool     *pool
+	waiting  []*sequence // by order, then arrival
+	running  []*sequence // by admission
+	reserved int         // blocks that running sequences may still ask for
+	batch    batch
+	// clearing: the next batch begins with AllBlocksCleared.
+	clearing bool
+	sleeping int // sleep level, 0 awake
+	arrivals int64
+	counters Counters
+}
+
+// share is what one sequence computes in one step.
+type share struct {
+	seq    *sequence
+	tokens int
+}
+
+func newRank(index int, cfg Config, events *Publisher, m *metrics) *rank {
+	return &rank{
+		index:   index,
+		cfg:     cfg,
+		events:  events,
+		metrics: m,
+		wake:    make(chan struct{}, 1),
+		pool:    newPool(cfg.Blocks),
+		batch:   batch{era: cfg.Era},
+	}
+}
+
+// run takes steps until ctx ends. Steps follow each other at the times the
+// profile says, not at the times the machine finds for them: a late step does
+// not delay the next.
+func (r *rank) run(ctx context.Context) error {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	var shares []share
+	var busyUntil time.Time
+	for {
+		var cost time.Duration
+		shares, cost = r.begin(shares[:0])
+		if len(shares) == 0 {
+			busyUntil = time.Time{}
+			select {
+			case <-ctx.Done():
+				r.abortAll()
+				return nil
+			case <-r.wake:
+			}
+			continue
+		}
+		now := time.Now()
+		start := busyUntil
+		if lag := now.Sub(start); start.IsZero() || lag > maxLag {
+			if !start.IsZero() {
+				r.lagged(lag)
+			}
+			start = now
+		}
+		busyUntil = start.Add(time.Duration(float64(cost) / r.cfg.Speedup))
+		if wait := time.Until(busyUntil); wait > 0 {
+			timer.Reset(wait)
+			select {
+			case <-ctx.Done():
+				r.abortAll()
+				return nil
+			case <-timer.C:
+			}
+		} else if ctx.Err() != nil {
+			r.abortAll()
+			return nil
+		}
+		r.finish(shares, busyUntil)
+	}
+}
+
+func (r *rank) lagged(d time.Duration) {
+	r.mu.Lock()
+	r.counters.Lag += d
+	r.mu.Unlock()
+}
+
+// add puts a sequence into the queue.
+func (r *rank) add(s *sequence) {
+	s.hashes = s.scope.appendHashes(nil, s.tokens, r.cfg.BlockSize)
+	r.mu.Lock()
+	s.arrival = r.arrivals
+	r.arrivals++
+	s.arrived = time.Now()
+	s.cached = -1
+	r.enqueueLocked(s)
+	r.mu.Unlock()
+	signal(r.wake)
+}
+
+func (r *rank) enqueueLocked(s *sequence) {
+	i, _ := slices.BinarySearchFunc(r.waiting, s, func(a, b *sequence) int {
+		if a.order != b.order {
+			if a.order < b.order {
+				return -1
+			}
+			return 1
+		}
+		return int(a.arrival - b.arrival)
+	})
+	r.waiting = slices.Insert(r.waiting, i, s)
+}
+
+// cancel takes a sequence out and frees its blocks at once; what a step under
+// way computes for it is lost.
+func (r *rank) cancel(s *sequence) {
+	r.mu.Lock()
+	s.aborted = true
+	r.sweepLocked()
+	r.mu.Unlock()
+	signal(r.wake)
+}
+
+func (r *rank) abortAll() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range r.running {
+		s.aborted = true
+	}
+	for _, s := range r.waiting {
+		s.aborted = true
+	}
+	r.sweepLocked()
+}
+
+// sweepLocked drops aborted sequences.
+func (r *rank) sweepLocked() {
+	gone := func(s *sequence) bool {
+		if !s.aborted {
+			return false
+		}
+		r.dropLocked(s)
+		r.counters.Aborted++
+		r.metrics.finished(r.index, s, "abort", time.Now())
+		s.end("abort")
+		return true
+	}
+	r.running = slices.DeleteFunc(r.running, gone)
+	r.waiting = slices.DeleteFunc(r.waiting, gone)
+}
+
+// dropLocked gives a sequence's blocks back.
+func (r *rank) dropLocked(s *sequence) {
+	if s.blocks == nil {
+		return
+	}
+	if !r.cfg.Preemption {
+		r.reserved -= r.blocksFor(s.total()) - len(s.blocks)
+	}
+	r.pool.release(s.blocks)
+	s.blocks = nil
+}
+
+func (r *rank) blocksFor(tokens int) int {
+	return (tokens + r.cfg.BlockSize - 1) / r.cfg.BlockSize
+}
+
+// begin plans a step and takes its blocks: running sequences first, then the
+// queue in order, until the token budget is spent. Blocks that the step fills
+// can be found from now on, their events leave when it ends.
+func (r *rank) begin(shares []share) ([]share, time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.sleeping > 0 {
+		return shares, 0
+	}
+	budget := r.cfg.MaxBatchedTokens
+	preempted := r.counters.Preempted
+	var w work
+	plan := func(s *sequence, n int) {
+		if s.generated() > 0 && n == 1 {
+			w.decode(s.computed)
+		} else {
+			w.prefill(n, s.computed)
+		}
+		budget -= n
+		r.computeLocked(s, n)
+		shares = append(shares, share{s, n})
+	}
+	for i := 0; i < len(r.running) && budget > 0; i++ {
+		s := r.running[i]
+		n := min(len(s.tokens)-s.computed, budget)
+		if !r.growLocked(s, s.computed+n) {
+			break // s itself was preempted, and everybody behind it
+		}
+		plan(s, n)
+	}
+	for budget > 0 && len(r.waiting) > 0 && len(r.running) < r.cfg.MaxSequences && r.counters.Preempted == preempted {
+		s := r.waiting[0]
+		if !r.admitLocked(s, budget) {
+			break
+		}
+		r.waiting = slices.Delete(r.waiting, 0, 1)
+		r.running = append(r.running, s)
+		n := min(len(s.tokens)-s.computed, budget)
+		r.growLocked(s, s.computed+n)
+		plan(s, n)
+	}
+	if len(shares) == 0 {
+		return shares, 0
+	}
+	r.counters.Steps++
+	return shares, r.cfg.Profile.step(w)
+}
+
+// admitLocked looks up what is cached of s and takes it, if there is room: for
+// all that s may ever need, or with preemption for its first step.
+func (r *rank) admitLocked(s *sequence, budget int) bool {
+	usable := min(len(s.hashes), (len(s.tokens)-1)/r.cfg.BlockSize)
+	hit := r.pool.match(nil, s.hashes[:usable])
+	computed := len(hit) * r.cfg.BlockSize
+	need := r.blocksFor(s.total())
+	if r.cfg.Preemption {
+		need = r.blocksFor(computed + min(len(s.tokens)-computed, budget))
+	}
+	if r.pool.free-r.reserved < need-len(hit)+r.pool.idle(hit) {
+		return false
+	}
+	r.pool.take(hit)
+	if !r.cfg.Preemption {
+		r.reserved += need - len(hit)
+	}
+	s.blocks = hit
+	if s.blocks == nil {
+		s.blocks = []int32{}
+	}
+	s.computed, s.sealed = computed, len(hit)
+	if s.cached < 0 {
+		s.cached = computed
+		s.admitted = time.Now()
+		r.counters.Queries += uint64(s.prompt)
+		r.counters.Hits += uint64(computed)
+	}
+	return true
+}
+
+// growLocked gives s the blocks for so many tokens. With preemption the last
+// running sequences yield for it; false if s itself had to.
+func (r *rank) growLocked(s *sequence, tokens int) bool {
+	n := r.blocksFor(tokens) - len(s.blocks)
+	if n <= 0 {
+		return true
+	}
+	for r.cfg.Preemption && r.pool.free < n {
+		last := r.running[len(r.running)-1]
+		r.running = r.running[:len(r.running)-1]
+		r.preemptLocked(last)
+		if last == s {
+			return false
+		}
+	}
+	if !r.cfg.Preemption {
+		r.reserved -= n
+	}
+	s.blocks = r.pool.allocate(s.blocks, n, func(hash uint64) {
+		r.counters.Evicted++
+		r.batch.removed(hash)
+	})
+	return true
+}
+
+// preemptLocked sends a running sequence back to the queue; it starts over.
+func (r *rank) preemptLocked(s *sequence) {
+	r.dropLocked(s)
+	s.computed, s.sealed = 0, 0
+	s.preempted++
+	r.counters.Preempted++
+	r.enqueueLocked(s)
+}
+
+// computeLocked accounts n more tokens of s and seals the blocks they fill.
+func (r *rank) computeLocked(s *sequence, n int) {
+	s.computed += n
+	full := s.computed / r.cfg.BlockSize
+	if full <= s.sealed {
+		return
+	}
+	s.hashes = s.scope.appendHashes(s.hashes, s.tokens, r.cfg.BlockSize)
+	for i := s.sealed; i < full; i++ {
+		r.pool.seal(s.blocks[i], s.hashes[i])
+	}
+	r.counters.Stored += uint64(full - s.sealed)
+	e := stored{
+		hashes:    s.hashes[s.sealed:full],
+		tokens:    s.tokens[s.sealed*r.cfg.BlockSize : full*r.cfg.BlockSize],
+		blockSize: r.cfg.BlockSize,
+		adapter:   s.scope.adapter,
+		adapterID: s.adapterID,
+		salt:      s.scope.salt,
+	}
+	if s.sealed > 0 {
+		e.parent, e.hasParent = s.hashes[s.sealed-1], true
+	}
+	r.storeLocked(e)
+	s.sealed = full
+}
+
+func (r *rank) storeLocked(e stored) {
+	if r.events == nil {
+		return
+	}
+	if r.clearing {
+		r.batch.cleared()
+		r.clearing = false
+	}
+	r.batch.stored(e)
+}
+
+// finish ends a step: its events leave, then each sequence that has all its
+// tokens computed gets another one.
+func (r *rank) finish(shares []share, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if payload := r.batch.take(float64(time.Now().UnixNano())/1e9, r.index); payload != nil && r.events != nil {
+		r.events.Publish(payload)
+	}
+	computed := 0
+	done := false
+	for _, sh := range shares {
+		s := sh.seq
+		computed += sh.tokens
+		if s.aborted || s.computed < len(s.tokens) {
+			continue
+		}
+		state := uint64(hashSeed)
+		if len(s.hashes) > 0 {
+			state = s.hashes[len(s.hashes)-1]
+		}
+		token := generated(r.cfg.Seed, state, len(s.tokens))
+		s.tokens = append(s.tokens, token)
+		r.counters.Generated++
+		r.metrics.token(r.index, s, now)
+		reason := ""
+		if s.generated() >= s.limit {
+			reason = s.ending
+			done = true
+			r.dropLocked(s)
+			r.counters.Finished++
+			r.counters.PromptTokens += uint64(s.prompt)
+			r.metrics.finished(r.index, s, reason, now)
+		}
+		s.deliver(token, reason)
+	}
+	if done {
+		r.running = slices.DeleteFunc(r.running, func(s *sequence) bool { return s.blocks == nil })
+	}
+	r.metrics.iteration(r.index, computed)
+}
+
+// reset forgets the cache; only if nothing uses it, unless running sequences
+// shall start over. An idle engine says nothing about it before it has
+// something else to say.
+func (r *rank) reset(preempt bool) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if preempt {
+		for _, s := range slices.Backward(r.running) {
+			r.preemptLocked(s)
+		}
+		r.running = r.running[:0]
+	}
+	return r.clearLocked()
+}
+
+func (r *rank) clearLocked() bool {
+	if !r.pool.clear() {
+		return false
+	}
+	r.clearing = true
+	r.counters.Resets++
+	return true
+}
+
+// sleep aborts what runs and forgets the cache, level 0 wakes up.
+func (r *rank) sleep(level int) {
+	r.mu.Lock()
+	r.sleeping = level
+	if level > 0 {
+		for _, s := range r.running {
+			s.aborted = true
+		}
+		r.sweepLocked()
+		r.clearLocked()
+	}
+	r.mu.Unlock()
+	signal(r.wake)
+}

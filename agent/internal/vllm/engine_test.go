@@ -1,0 +1,454 @@
+package vllm
+
+import (
+	"bufio"
+	"encoding/binary"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// testEngine is the ZeroMQ side of an engine: a PUB and a ROUTER, each life of
+// it a new set of sockets on the same addresses.
+type testEngine struct {
+	t       *testing.T
+	pubAddr string
+	repAddr string // empty: no replay socket
+	topic   string
+	// repliesWithTopic is the reply form since 0.26.
+	repliesWithTopic bool
+	// keep bounds the ring; 0: no bound.
+	keep int
+
+	mu      sync.Mutex // guards all below
+	life    int
+	next    uint64
+	ring    []testBatch
+	subs    []net.Conn
+	conns   []net.Conn
+	sockets []net.Listener
+	asked   int
+	// swallow says whether message i of n of the given request is dropped;
+	// message n is the end marker.
+	swallow func(request, i, n int) bool
+	wg      sync.WaitGroup
+}
+
+type testBatch struct {
+	sequence uint64
+	payload  []byte
+}
+
+func newTestEngine(t *testing.T, replay bool) *testEngine {
+	t.Helper()
+	free := func() string {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		return l.Addr().String()
+	}
+	e := &testEngine{t: t, pubAddr: free(), topic: "kv", repliesWithTopic: true}
+	if replay {
+		e.repAddr = free()
+	}
+	t.Cleanup(e.kill)
+	return e
+}
+
+func (e *testEngine) start() { e.startWith(0) }
+
+// startWith begins a life that has sent some batches before anybody connects:
+// hashes 101, 102 and so on.
+func (e *testEngine) startWith(batches int) {
+	e.t.Helper()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.life++
+	e.next, e.ring = 0, nil
+	for i := range batches {
+		e.record([]any{stored(uint64(101 + i))})
+	}
+	e.listen(e.pubAddr, "PUB", e.subscriber)
+	if e.repAddr != "" {
+		e.listen(e.repAddr, "ROUTER", e.router)
+	}
+}
+
+func (e *testEngine) listen(addr, kind string, serve func(net.Conn, *bufio.Reader)) {
+	e.t.Helper()
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.sockets = append(e.sockets, l)
+	e.wg.Add(1)
+	go func() {
+		defer e.wg.Done()
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			e.mu.Lock()
+			e.conns = append(e.conns, c)
+			e.mu.Unlock()
+			e.wg.Add(1)
+			go func() {
+				defer e.wg.Done()
+				defer c.Close()
+				if r := greet(c, kind); r != nil {
+					serve(c, r)
+				}
+			}()
+		}
+	}()
+}
+
+// dialOut connects the PUB to a subscriber that listens.
+func (e *testEngine) dialOut() {
+	e.t.Helper()
+	var c net.Conn
+	eventually(e.t, "a listener", func() bool {
+		var err error
+		c, err = net.Dial("tcp", e.pubAddr)
+		return err == nil
+	})
+	r := greet(c, "PUB")
+	e.mu.Lock()
+	e.conns = append(e.conns, c)
+	e.mu.Unlock()
+	e.wg.Add(1)
+	go func() {
+		defer e.wg.Done()
+		defer c.Close()
+		e.subscriber(c, r)
+	}()
+	eventually(e.t, "subscription", func() bool { return e.subscribers() == 1 })
+}
+
+// kill ends the present life without a word.
+func (e *testEngine) kill() {
+	e.mu.Lock()
+	for _, l := range e.sockets {
+		l.Close()
+	}
+	for _, c := range e.conns {
+		c.Close()
+	}
+	e.sockets, e.conns, e.subs = nil, nil, nil
+	e.mu.Unlock()
+	e.wg.Wait()
+}
+
+// cut ends the connections of the subscribers; the engine lives on.
+func (e *testEngine) cut() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, c := range e.subs {
+		c.Close()
+	}
+	e.subs = nil
+}
+
+// publish sends events as one batch.
+func (e *testEngine) publish(events ...any) {
+	e.t.Helper()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	b := e.record(events)
+	for _, c := range e.subs {
+		write(c, []byte(e.topic), be(b.sequence), b.payload)
+	}
+}
+
+// hide puts a batch into the ring that no subscriber gets to see.
+func (e *testEngine) hide(events ...any) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.record(events)
+}
+
+// skip consumes a sequence number for nothing.
+func (e *testEngine) skip() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.next++
+}
+
+// rewind makes the next batch carry an old number, as a new life behind the
+// same connection would.
+func (e *testEngine) rewind() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.life++
+	e.next, e.ring = 0, nil
+}
+
+func (e *testEngine) record(events []any) testBatch {
+	// The time tells lives apart, as in a real engine.
+	b := testBatch{e.next, pack(e.t, list{float64(e.life*1000) + float64(e.next), events, 0})}
+	e.next++
+	e.ring = append(e.ring, b)
+	if e.keep > 0 && len(e.ring) > e.keep {
+		e.ring = e.ring[len(e.ring)-e.keep:]
+	}
+	return b
+}
+
+func (e *testEngine) subscriber(c net.Conn, r *bufio.Reader) {
+	if _, _, err := readFrame(r); err != nil {
+		return
+	}
+	e.mu.Lock()
+	e.subs = append(e.subs, c)
+	e.mu.Unlock()
+	_, _ = io.Copy(io.Discard, r)
+}
+
+func (e *testEngine) subscribers() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.subs)
+}
+
+func (e *testEngine) router(c net.Conn, r *bufio.Reader) {
+	for {
+		var frames [][]byte
+		for more := true; more; {
+			flags, body, err := readFrame(r)
+			if err != nil {
+				return
+			}
+			frames = append(frames, body)
+			more = flags&1 != 0
+		}
+		if len(frames) != 2 || len(frames[0]) != 0 || len(frames[1]) != 8 {
+			e.t.Errorf("replay request %q", frames)
+			return
+		}
+		from := binary.BigEndian.Uint64(frames[1])
+		e.mu.Lock()
+		request := e.asked
+		e.asked++
+		var out []testBatch
+		for _, b := range e.ring {
+			if b.sequence >= from {
+				out = append(out, b)
+			}
+		}
+		swallow := e.swallow
+		e.mu.Unlock()
+		out = append(out, testBatch{sequence: endMarker})
+		for i, b := range out {
+			if swallow != nil && swallow(request, i, len(out)-1) {
+				continue
+			}
+			parts := [][]byte{nil, be(b.sequence), b.payload}
+			if e.repliesWithTopic {
+				topic := []byte(e.topic)
+				if b.sequence == endMarker {
+					topic = nil
+				}
+				parts = slices.Insert(parts, 1, topic)
+			}
+			write(c, parts...)
+		}
+	}
+}
+
+func be(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
+
+// greet does the server's half of a ZMTP 3.0 handshake.
+func greet(c net.Conn, kind string) *bufio.Reader {
+	hello := make([]byte, 64)
+	hello[0], hello[9], hello[10] = 0xff, 0x7f, 3
+	copy(hello[12:], "NULL")
+	ready := append([]byte("\x05READY\x0bSocket-Type\x00\x00\x00"), byte(len(kind)))
+	ready = append(ready, kind...)
+	hello = append(hello, 4, byte(len(ready)))
+	if _, err := c.Write(append(hello, ready...)); err != nil {
+		return nil
+	}
+	r := bufio.NewReader(c)
+	if _, err := io.ReadFull(r, make([]byte, 64)); err != nil {
+		return nil
+	}
+	if _, _, err := readFrame(r); err != nil {
+		return nil
+	}
+	return r
+}
+
+func readFrame(r *bufio.Reader) (flags byte, body []byte, err error) {
+	if flags, err = r.ReadByte(); err != nil {
+		return 0, nil, err
+	}
+	size := make([]byte, 8)
+	part := size[7:]
+	if flags&2 != 0 {
+		part = size
+	}
+	if _, err = io.ReadFull(r, part); err != nil {
+		return 0, nil, err
+	}
+	body = make([]byte, binary.BigEndian.Uint64(size))
+	_, err = io.ReadFull(r, body)
+	return flags, body, err
+}
+
+func write(c net.Conn, frames ...[]byte) {
+	var out []byte
+	for i, f := range frames {
+		flags := byte(2)
+		if i < len(frames)-1 {
+			flags |= 1
+		}
+		out = append(out, flags)
+		out = append(out, be(uint64(len(f)))...)
+		out = append(out, f...)
+	}
+	_, _ = c.Write(out) // a dead peer is the test's business
+}
+
+// picture is a Sink that keeps the set of held hashes.
+type picture struct {
+	mu     sync.Mutex // guards all below
+	held   map[uint64]int
+	lives  []string
+	trust  Trust
+	reason string
+	states []Trust
+	last   uint64
+}
+
+func (p *picture) NewLife(reason string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.held, p.lives = nil, append(p.lives, reason)
+}
+
+func (p *picture) Apply(sequence uint64, b Batch) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.last = sequence
+	if p.held == nil {
+		p.held = make(map[uint64]int)
+	}
+	for _, e := range b.Events {
+		for _, h := range e.Store.Hashes {
+			p.held[h]++
+		}
+		for _, h := range e.Remove.Hashes {
+			if p.held[h]--; p.held[h] <= 0 {
+				delete(p.held, h)
+			}
+		}
+		if e.Kind == Cleared {
+			clear(p.held)
+		}
+	}
+}
+
+func (p *picture) State(t Trust, reason string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.trust, p.reason = t, reason
+	p.states = append(p.states, t)
+}
+
+func (p *picture) hashes() []uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []uint64
+	for h := range p.held {
+		out = append(out, h)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (p *picture) worth() Trust {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.trust
+}
+
+func (p *picture) count() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.lives)
+}
+
+// follow starts a Tail on the engine; it ends with the test.
+func follow(t *testing.T, e *testEngine) (*picture, *Tail) {
+	t.Helper()
+	p := &picture{}
+	cfg := TailConfig{Endpoint: "tcp://" + e.pubAddr, Sink: p, Log: testLog(t)}
+	if e.repAddr != "" {
+		cfg.Replay = "tcp://" + e.repAddr
+	}
+	return p, runTail(t, cfg)
+}
+
+func runTail(t *testing.T, cfg TailConfig) *Tail {
+	t.Helper()
+	tail, err := NewTail(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- tail.Run(t.Context()) }()
+	t.Cleanup(func() {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return tail
+}
+
+func testLog(t *testing.T) *slog.Logger {
+	level := slog.LevelError + 1
+	if testing.Verbose() {
+		level = slog.LevelDebug
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})).With("test", t.Name())
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !condition() {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// settles waits until the picture holds exactly the hashes, with this trust.
+func (p *picture) settles(t *testing.T, trust Trust, hashes ...uint64) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		got, worth := p.hashes(), p.worth()
+		if worth == trust && slices.Equal(got, hashes) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("holds %v with trust %d (%q, lives %q), want %v with %d", got, worth, p.reason, p.lives, hashes, trust)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}

@@ -1,0 +1,361 @@
+package vllm
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+func stored(hashes ...uint64) any {
+	l := list{}
+	for _, h := range hashes {
+		l = append(l, h)
+	}
+	return list{"BlockStored", l, nil, list{1, 2}, 2, nil, "GPU", nil, nil}
+}
+
+func removed(hash uint64) any { return list{"BlockRemoved", list{hash}, "GPU"} }
+
+func TestTailFollowsFromTheFirstBatch(t *testing.T) {
+	for _, replay := range []bool{true, false} {
+		e := newTestEngine(t, replay)
+		p, tail := follow(t, e)
+		eventually(t, "state while the engine is away", func() bool { return p.worth() == Syncing && p.reason != "" })
+		e.start()
+		// It came into being under our eyes: even without replay nothing can be missing.
+		p.settles(t, Exact)
+		eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+		e.publish(stored(1), stored(2))
+		e.publish(removed(1), stored(3))
+		p.settles(t, Exact, 2, 3)
+		if p.count() != 0 {
+			t.Errorf("new lives %q", p.lives)
+		}
+		if st := tail.Stats(); st.Batches != 2 || st.Sequence != 1 || !st.Connected {
+			t.Errorf("stats %+v", st)
+		}
+	}
+}
+
+func TestLateTailReplays(t *testing.T) {
+	for _, topic := range []bool{true, false} {
+		e := newTestEngine(t, true)
+		e.repliesWithTopic = topic
+		e.start()
+		for h := range uint64(50) {
+			e.publish(stored(h + 1))
+		}
+		e.publish(list{"AllBlocksCleared"}, stored(60))
+		p, tail := follow(t, e)
+		p.settles(t, Exact, 60)
+		if st := tail.Stats(); st.Replayed != 51 {
+			t.Errorf("replayed %d batches", st.Replayed)
+		}
+	}
+}
+
+func TestLateTailWithAShortRingIsALowerBound(t *testing.T) {
+	e := newTestEngine(t, true)
+	e.keep = 3
+	e.start()
+	for h := range uint64(10) {
+		e.publish(stored(h + 1))
+	}
+	p, tail := follow(t, e)
+	p.settles(t, Approximate, 8, 9, 10)
+	if lost := tail.Stats().LostBatches; lost != 7 {
+		t.Errorf("%d batches lost, want 7", lost)
+	}
+	// What is cleared is known again.
+	e.publish(list{"AllBlocksCleared"})
+	p.settles(t, Exact)
+	e.publish(stored(20))
+	p.settles(t, Exact, 20)
+}
+
+func TestClearDoesNotMakeOffloadedBlocksKnown(t *testing.T) {
+	e := newTestEngine(t, true)
+	e.keep = 1
+	e.start()
+	e.hide(stored(1))
+	e.hide(object{"type": "BlockStored", "block_hashes": list{2}, "medium": "CPU"})
+	p, _ := follow(t, e)
+	p.settles(t, Approximate, 2)
+	e.publish(list{"AllBlocksCleared"})
+	p.settles(t, Approximate)
+}
+
+func TestGapIsReplayed(t *testing.T) {
+	e := newTestEngine(t, true)
+	e.start()
+	p, tail := follow(t, e)
+	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+	e.publish(stored(1), stored(2))
+	e.hide(removed(1))
+	e.hide(stored(3))
+	e.publish(stored(4))
+	p.settles(t, Exact, 2, 3, 4)
+	if st := tail.Stats(); st.Gaps != 1 || st.LostBatches != 0 || p.count() != 0 {
+		t.Errorf("stats %+v, lives %q", st, p.lives)
+	}
+	if !slices.Contains(p.states, Syncing) {
+		t.Error("never said that it was syncing")
+	}
+}
+
+func TestReplayThatDropsConverges(t *testing.T) {
+	e := newTestEngine(t, true)
+	e.start()
+	want := []uint64{}
+	for h := range uint64(1000) {
+		e.hide(stored(h + 1))
+		want = append(want, h+1)
+	}
+	// A full pipe: after some messages nothing more comes, not even the end
+	// marker; or a hole in the middle.
+	e.swallow = func(request, i, n int) bool {
+		if request%2 == 0 {
+			return i > 250
+		}
+		return i > 100 && i < 110
+	}
+	p, tail := follow(t, e)
+	p.settles(t, Exact, want...)
+	if st := tail.Stats(); st.Replays < 3 || st.LostBatches != 0 {
+		t.Errorf("stats %+v", st)
+	}
+}
+
+func TestUnfillableGapForgets(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		replay bool
+		gap    func(*testEngine)
+	}{
+		{"no replay socket", false, func(e *testEngine) { e.hide(removed(1)) }},
+		{"number that was never used", true, (*testEngine).skip},
+		{"ring moved on", true, func(e *testEngine) { e.keep = 1; e.hide(removed(1)); e.hide(stored(7)) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newTestEngine(t, c.replay)
+			e.start()
+			p, tail := follow(t, e)
+			eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+			e.publish(stored(1), stored(2))
+			eventually(t, "first batch", func() bool { return len(p.hashes()) == 2 })
+			c.gap(e)
+			e.publish(stored(3))
+			p.settles(t, Approximate, 3)
+			if p.count() != 1 || tail.Stats().LostBatches == 0 {
+				t.Errorf("lives %q, stats %+v", p.lives, tail.Stats())
+			}
+			// Live events flow on, without another look back.
+			e.publish(stored(4))
+			p.settles(t, Approximate, 3, 4)
+			if p.count() != 1 {
+				t.Errorf("lives %q", p.lives)
+			}
+		})
+	}
+}
+
+func TestLiveEventsFlowAfterASilentReplay(t *testing.T) {
+	e := newTestEngine(t, true)
+	e.start()
+	e.swallow = func(int, int, int) bool { return true }
+	p, _ := follow(t, e)
+	p.settles(t, Approximate)
+	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+	e.publish(stored(1))
+	p.settles(t, Exact, 1)
+	e.hide(stored(2))
+	e.publish(stored(3))
+	e.publish(stored(4))
+	p.settles(t, Approximate, 3, 4)
+}
+
+func TestRestartAtTheSameAddress(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		replay  bool
+		batches int // of the new life, before we are back
+		keep    int
+		trust   Trust
+		held    []uint64
+	}{
+		{"idle", true, 0, 0, Exact, nil},
+		{"below the old sequence", true, 2, 0, Exact, []uint64{101, 102}},
+		{"beyond the old sequence", true, 6, 0, Exact, []uint64{101, 102, 103, 104, 105, 106}},
+		{"far beyond, ring moved on", true, 9, 2, Approximate, []uint64{108, 109}},
+		{"idle, no replay", false, 0, 0, Exact, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newTestEngine(t, c.replay)
+			e.keep = c.keep
+			e.start()
+			p, _ := follow(t, e)
+			eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+			for h := range uint64(4) {
+				e.publish(stored(h + 1))
+			}
+			eventually(t, "first life", func() bool { return len(p.hashes()) == 4 })
+			e.kill()
+			eventually(t, "doubt", func() bool { return p.worth() == Syncing })
+			began := time.Now()
+			e.startWith(c.batches)
+			p.settles(t, c.trust, c.held...)
+			if took := time.Since(began); took > time.Second {
+				t.Errorf("right again only after %v", took)
+			}
+			if p.count() != 1 {
+				t.Errorf("lives %q", p.lives)
+			}
+		})
+	}
+}
+
+// TestRestartBehindTheConnection is a new life that was there before the old
+// connection broke, so that no dial is ever refused.
+func TestRestartBehindTheConnection(t *testing.T) {
+	for _, replay := range []bool{true, false} {
+		e := newTestEngine(t, replay)
+		e.start()
+		p, _ := follow(t, e)
+		eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+		for h := range uint64(4) {
+			e.publish(stored(h + 1))
+		}
+		eventually(t, "first life", func() bool { return len(p.hashes()) == 4 })
+		e.rewind()
+		for h := range uint64(8) {
+			e.hide(stored(h + 101))
+		}
+		e.cut()
+		if replay {
+			p.settles(t, Exact, 101, 102, 103, 104, 105, 106, 107, 108)
+		} else {
+			p.settles(t, Approximate)
+		}
+		if p.count() != 1 {
+			t.Errorf("lives %q", p.lives)
+		}
+	}
+}
+
+func TestLostConnectionToTheSameEngine(t *testing.T) {
+	e := newTestEngine(t, true)
+	e.start()
+	p, _ := follow(t, e)
+	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+	e.publish(stored(1))
+	p.settles(t, Exact, 1)
+	e.cut()
+	e.hide(stored(2))
+	p.settles(t, Exact, 1, 2)
+	if p.count() != 0 {
+		t.Errorf("lives %q", p.lives)
+	}
+	if !slices.Contains(p.states[1:], Syncing) {
+		t.Error("a lost connection raised no doubt")
+	}
+	// The ring moves on while nobody listens: it cannot be the same for sure.
+	e.mu.Lock()
+	e.keep = 1
+	e.mu.Unlock()
+	e.hide(stored(3))
+	e.cut()
+	e.hide(stored(4))
+	p.settles(t, Approximate, 4)
+	if p.count() != 1 {
+		t.Errorf("lives %q", p.lives)
+	}
+}
+
+func TestFallingSequenceIsANewLife(t *testing.T) {
+	e := newTestEngine(t, true)
+	e.start()
+	p, _ := follow(t, e)
+	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+	for h := range uint64(4) {
+		e.publish(stored(h + 1))
+	}
+	eventually(t, "first life", func() bool { return len(p.hashes()) == 4 })
+	e.rewind()
+	e.hide(stored(101))
+	e.publish(stored(102))
+	p.settles(t, Exact, 101, 102)
+	if p.count() != 1 {
+		t.Errorf("lives %q", p.lives)
+	}
+}
+
+func TestUnreadableBatchForgets(t *testing.T) {
+	e := newTestEngine(t, true)
+	e.start()
+	p, tail := follow(t, e)
+	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+	e.publish(stored(1))
+	p.settles(t, Exact, 1)
+	e.publish(list{"BlockRemoved", list{"what?"}})
+	p.settles(t, Approximate)
+	e.publish(stored(2))
+	p.settles(t, Approximate, 2)
+	if st := tail.Stats(); st.Undecodable != 1 || p.count() != 1 {
+		t.Errorf("stats %+v, lives %q", st, p.lives)
+	}
+}
+
+func TestMalformedMessagesAreCounted(t *testing.T) {
+	e := newTestEngine(t, true)
+	e.start()
+	p, tail := follow(t, e)
+	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+	e.mu.Lock()
+	for _, c := range e.subs {
+		write(c, []byte("kv"))
+		write(c, []byte("kv"), []byte("short"), nil)
+		write(c, []byte("kv"), be(endMarker), nil)
+	}
+	e.mu.Unlock()
+	e.publish(stored(1))
+	p.settles(t, Exact, 1)
+	if n := tail.Stats().Malformed; n != 3 {
+		t.Errorf("%d malformed messages, want 3", n)
+	}
+}
+
+func TestTailRestartsOnRequest(t *testing.T) {
+	e := newTestEngine(t, true)
+	e.start()
+	p, tail := follow(t, e)
+	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+	e.publish(stored(1))
+	p.settles(t, Exact, 1)
+	tail.Restart("another model")
+	eventually(t, "new life", func() bool { return p.count() == 1 })
+	p.settles(t, Exact, 1)
+}
+
+// TestTailListens has the engine connect to the agent.
+func TestTailListens(t *testing.T) {
+	e := newTestEngine(t, true)
+	p := &picture{}
+	runTail(t, TailConfig{Endpoint: "tcp://" + e.pubAddr, Replay: "tcp://" + e.repAddr, Bind: true, Sink: p, Log: testLog(t)})
+	e.mu.Lock()
+	e.life = 1
+	e.listen(e.repAddr, "ROUTER", e.router)
+	e.mu.Unlock()
+	e.hide(stored(1))
+	e.dialOut()
+	p.settles(t, Exact, 1)
+	e.publish(stored(2))
+	p.settles(t, Exact, 1, 2)
+}
+
+func TestNewTailChecksEndpoints(t *testing.T) {
+	for _, cfg := range []TailConfig{{}, {Endpoint: "udp://x"}, {Endpoint: "tcp://127.0.0.1:1", Replay: "nonsense"}} {
+		if _, err := NewTail(cfg); err == nil {
+			t.Errorf("%+v was accepted", cfg)
+		}
+	}
+}

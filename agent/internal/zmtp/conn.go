@@ -164,7 +164,7 @@ func (c *Conn) receive() error {
 			if err := c.obey(b); err != nil {
 				return err
 			}
-			c.in.Discard(c.left) // cannot fail: these bytes were peeked
+			_, _ = c.in.Discard(c.left) // cannot fail: these bytes were peeked
 			c.inFrame = false
 			continue
 		}
@@ -216,7 +216,7 @@ func (c *Conn) beginFrame() error {
 // torn turns the end of the stream into an unexpected one if a message, or as
 // the caller knows a frame, has begun.
 func (c *Conn) torn(begun bool, err error) error {
-	if err == io.EOF && (begun || len(c.part.ends) > 0) {
+	if errors.Is(err, io.EOF) && (begun || len(c.part.ends) > 0) {
 		return io.ErrUnexpectedEOF
 	}
 	return err

@@ -36,7 +36,7 @@ func (c *Conn) header() (flags byte, size uint64, err error) {
 			return 0, 0, protocolErrorf("frame size 0x%016x uses the reserved bit", size)
 		}
 	}
-	c.in.Discard(taken) // cannot fail: these bytes were peeked
+	_, _ = c.in.Discard(taken) // cannot fail: these bytes were peeked
 	return flags, size, nil
 }
 

@@ -31,7 +31,7 @@ func listenToTape(t *testing.T, said []byte, r io.Reader) ([][][]byte, Stats) {
 			if !expected(err) {
 				t.Fatalf("unexpected kind of error: %v", err)
 			}
-			if again := c.Recv(&m); again != err {
+			if again := c.Recv(&m); !errors.Is(again, err) {
 				t.Fatalf("error %v became %v", err, again)
 			}
 			break

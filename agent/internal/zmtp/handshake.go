@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -101,7 +102,7 @@ func (c *Conn) Handshake(ctx context.Context) error {
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		// Not wrapped: after this there is nothing to resume.
-		err = fmt.Errorf("%v: %w", err, ErrUnresponsive)
+		err = fmt.Errorf("%s: %w", err.Error(), ErrUnresponsive)
 	}
 	if err == nil {
 		err = c.conn.SetDeadline(time.Time{})
@@ -131,7 +132,7 @@ func (c *Conn) shakeHands() error {
 	if !c.opt.Type.accepts(c.peer.Type) {
 		// The specification asks for a word before hanging up. Should it not
 		// get through, the peer still sees the closed connection.
-		c.conn.Write(appendCommand(nil, "ERROR", append([]byte{19}, "Invalid socket type"...)...))
+		_, _ = c.conn.Write(appendCommand(nil, "ERROR", append([]byte{19}, "Invalid socket type"...)...))
 		return protocolErrorf("peer is a %q socket, which a %s cannot talk to", c.peer.Type, c.opt.Type)
 	}
 	// Subscriptions go as messages: 3.0 peers know no other way, and 3.1 peers
@@ -155,8 +156,8 @@ func (c *Conn) readGreeting() error {
 		b, err := c.in.Peek(n)
 		if err != nil {
 			hint := ""
-			if err == io.EOF && len(b) >= 10 {
-				hint = " (libzmq hangs up like this if it wants another mechanism than " + mechanism + ")"
+			if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
+				hint = " (libzmq hangs up here if it wants another mechanism than " + mechanism + ")"
 			}
 			return nil, fmt.Errorf("read greeting, %d of %d bytes came%s: %w", len(b), greetingSize, hint, c.torn(len(b) > 0, err))
 		}
@@ -192,7 +193,7 @@ func (c *Conn) readGreeting() error {
 	if _, err = peek(greetingSize); err != nil {
 		return err
 	}
-	c.in.Discard(greetingSize) // cannot fail: these bytes were peeked
+	_, _ = c.in.Discard(greetingSize) // cannot fail: these bytes were peeked
 	return nil
 }
 
@@ -211,7 +212,7 @@ func (c *Conn) readReady() error {
 	if err != nil {
 		return fmt.Errorf("read READY: %w", c.torn(true, err))
 	}
-	defer c.in.Discard(int(size)) // cannot fail: these bytes were peeked
+	defer func() { _, _ = c.in.Discard(int(size)) }() // cannot fail: these bytes were peeked
 	name, body, err := splitCommand(b)
 	if err != nil {
 		return err

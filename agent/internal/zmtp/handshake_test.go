@@ -120,7 +120,7 @@ func TestBadHandshakeIsExplained(t *testing.T) {
 		if got != c.kind || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v (kind %d), want kind %d with %q", name, err, got, c.kind, c.want)
 		}
-		if again := conn.Recv(new(Message)); again != err {
+		if again := conn.Recv(new(Message)); !errors.Is(again, err) {
 			t.Errorf("%s: Recv then gives %v, want the handshake's error", name, again)
 		}
 	}

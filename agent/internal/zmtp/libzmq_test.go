@@ -27,14 +27,14 @@ var findLibzmq = sync.OnceValues(func() (string, error) {
 
 // libzmq is a process with a real socket; see testdata/peer.py.
 type libzmq struct {
-	t        *testing.T
+	t        testing.TB
 	cmd      *exec.Cmd
 	in       io.WriteCloser
 	out      *bufio.Scanner
 	endpoint string
 }
 
-func startLibzmq(t *testing.T, args ...string) *libzmq {
+func startLibzmq(t testing.TB, args ...string) *libzmq {
 	t.Helper()
 	version, err := findLibzmq()
 	if err != nil {
@@ -76,6 +76,10 @@ func (z *libzmq) kill() {
 // publish lets a pub go and checks all its messages, which nothing else may
 // precede but the one-frame ones.
 func (z *libzmq) publish(c *Conn, numbers []int, size int) {
+	z.publishWindow(c, numbers, size, len(numbers))
+}
+
+func (z *libzmq) publishWindow(c *Conn, numbers []int, size, window int) {
 	z.t.Helper()
 	var m Message
 	recv := func() {
@@ -97,6 +101,9 @@ func (z *libzmq) publish(c *Conn, numbers []int, size int) {
 		if i == 0 {
 			began = time.Now()
 		}
+		if read := i + 1; read%window == 0 && read <= len(numbers)-2*window {
+			fmt.Fprintln(z.in, "more")
+		}
 	}
 	took := time.Since(began)
 	z.t.Logf("%d messages of %d bytes: %.0f/s, %.0f MB/s", len(numbers), size,
@@ -107,7 +114,7 @@ func (z *libzmq) publish(c *Conn, numbers []int, size int) {
 }
 
 // checkFrames checks the last three frames: topic, number, payload.
-func checkFrames(t *testing.T, frames [][]byte, n, size int) {
+func checkFrames(t testing.TB, frames [][]byte, n, size int) {
 	t.Helper()
 	if len(frames) < 3 {
 		t.Fatalf("message %d has %d frames", n, len(frames))
@@ -137,7 +144,7 @@ func upTo(n int) []int {
 }
 
 // dialUntil dials as the caller's loop would, until somebody is there.
-func dialUntil(t *testing.T, endpoint string, opt Options) *Conn {
+func dialUntil(t testing.TB, endpoint string, opt Options) *Conn {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -249,10 +256,14 @@ func TestLibzmqPublisherIsKilledAndComesBack(t *testing.T) {
 	}
 }
 
+// The publisher drops what exceeds its high-water mark of 100,000, which it
+// reckons in steps of half that. The window keeps a starved test machine from
+// getting there, so that what is missing here is what we have lost;
+// BenchmarkLibzmq does without.
 func TestLibzmqBurstIsReadWhole(t *testing.T) {
-	const n, size = 200_000, 600
-	z := startLibzmq(t, "pub", "bind", "tcp://127.0.0.1:*", fmt.Sprint("count=", n), fmt.Sprint("size=", size))
-	z.publish(dialUntil(t, z.endpoint, Options{Type: SUB}), upTo(n), size)
+	const n, size, window = 200_000, 600, 20_000
+	z := startLibzmq(t, "pub", "bind", "tcp://127.0.0.1:*", fmt.Sprint("count=", n), fmt.Sprint("size=", size), fmt.Sprint("window=", window))
+	z.publishWindow(dialUntil(t, z.endpoint, Options{Type: SUB}), upTo(n), size, window)
 }
 
 func TestLibzmqBigMessages(t *testing.T) {
@@ -275,7 +286,7 @@ func TestLibzmqFiltersTopics(t *testing.T) {
 }
 
 func TestLibzmqHeartbeatsAreAnswered(t *testing.T) {
-	z := startLibzmq(t, "pub", "bind", "tcp://127.0.0.1:*", "count=50000", "size=600", "heartbeat=1", "timeout=2000", "ttl=2000")
+	z := startLibzmq(t, "pub", "bind", "tcp://127.0.0.1:*", "count=5000", "size=200", "parts=30", "heartbeat=1", "timeout=2000", "ttl=2000")
 	c := dialUntil(t, z.endpoint, Options{Type: SUB})
 	var m Message
 	for c.Stats().Pings < 100 {
@@ -283,14 +294,14 @@ func TestLibzmqHeartbeatsAreAnswered(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Under load PINGs also come between the frames of a message.
-	z.publish(c, upTo(50_000), 600)
+	// Under load some PINGs come between the frames of a message.
+	z.publish(c, upTo(5000), 200)
 	t.Logf("%+v", c.Stats())
 }
 
 func TestLibzmqAnswersHeartbeats(t *testing.T) {
 	z := startLibzmq(t, "router", "tcp://127.0.0.1:*")
-	c := dialUntil(t, z.endpoint, Options{Type: DEALER, Heartbeat: 20 * time.Millisecond, HeartbeatTimeout: 2 * time.Second})
+	c := dialUntil(t, z.endpoint, Options{Type: DEALER, Heartbeat: 20 * time.Millisecond, HeartbeatTimeout: time.Second})
 	var m Message
 	for c.Stats().Pongs < 5 {
 		c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))

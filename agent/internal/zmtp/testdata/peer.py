@@ -7,8 +7,11 @@ It prints "at ENDPOINT" once its socket is up and leaves when stdin ends.
 
 A pub sends one-frame messages, so that the subscriber can tell when its
 subscription has arrived, until it reads "go". Then it sends count messages
-[topic][number, 8 bytes big-endian][payload of size bytes] and prints "sent".
+[topic][number, 8 bytes big-endian][payload of size bytes] and prints "sent";
+behind the topic there may be more frames of 200 bytes (parts).
 With several topics the messages take turns, and so do the one-frame messages.
+With a window it waits, before each further window's worth of messages from the
+third on, for a line.
 
 A router answers [empty][number] with all messages from that number on, as
 [empty][topic][number][payload], and then [empty][empty][ff * 8][empty].
@@ -36,9 +39,13 @@ def pub(sock, opt):
             turn += 1
         if sys.stdin.readline() != "go\n":
             return
-        size = int(opt["size"])
+        size, window = int(opt["size"]), int(opt["window"])
+        more = [b"x" * 200] * int(opt["parts"])
         for n in range(int(opt["count"])):
-            sock.send_multipart([topics[n % len(topics)], n.to_bytes(8, "big"), payload(n, size)], copy=size < 65536)
+            if window and n >= 2 * window and n % window == 0:
+                sys.stdin.readline()
+            frames = [topics[n % len(topics)], *more, n.to_bytes(8, "big"), payload(n, size)]
+            sock.send_multipart(frames, copy=size < 65536)
         print("sent", flush=True)
 
 
@@ -60,7 +67,7 @@ def router(sock, opt):
 
 def main():
     kind, args = sys.argv[1], sys.argv[2:]
-    opt = dict(hwm="100000", topics="kv", count="0", size="8", heartbeat="0", timeout="0", ttl="0", plain="")
+    opt = dict(hwm="100000", topics="kv", count="0", size="8", window="0", parts="0", heartbeat="0", timeout="0", ttl="0", plain="")
     opt.update(a.split("=", 1) for a in args if "=" in a)
     context = zmq.Context()
     sock = context.socket(zmq.PUB if kind == "pub" else zmq.ROUTER)

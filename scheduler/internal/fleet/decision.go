@@ -21,7 +21,7 @@ type Decision uint64
 
 // Choice is what a decision charges to a member.
 type Choice struct {
-	Member ID
+	Member *Member
 	// Session whose last member this becomes; may be empty.
 	Session string
 	// Uncached tokens to compute, and how long that takes.
@@ -128,7 +128,8 @@ func (o *decisions) dropMember(s *slot) {
 // Decide calls choose with the fleet locked, so that whatever it reads by
 // Member.Reserved and by last is true until its choice is charged. choose
 // returns false to charge nothing. It must be short and must not call the
-// Fleet. last is the session's last member, if it is still there.
+// Fleet. last is the session's last member, if it is still there. Decide
+// returns false if nothing was charged: choose said so, or the member left.
 func (f *Fleet) Decide(session string, now time.Time, choose func(last ID, known bool) (Choice, bool)) (Decision, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -137,8 +138,8 @@ func (f *Fleet) Decide(session string, now time.Time, choose func(last ID, known
 	if !ok {
 		return 0, false
 	}
-	s := f.slotLocked(c.Member)
-	if s == nil {
+	s := f.slotLocked(c.Member.ID)
+	if s == nil || s.member.account != c.Member.account {
 		return 0, false
 	}
 	for len(f.open.byID) >= f.cfg.MaxDecisions {
@@ -161,7 +162,7 @@ func (f *Fleet) Decide(session string, now time.Time, choose func(last ID, known
 	d.deadline = now.Add(min(patience, longestPrefill))
 	if c.Session != "" {
 		d.session = maphash.String(f.sessions.seed, c.Session)
-		f.sessions.setHash(d.session, c.Member)
+		f.sessions.setHash(d.session, c.Member.ID)
 	}
 	f.open.add(d)
 	f.stats.Decided++

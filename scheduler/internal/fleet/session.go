@@ -2,6 +2,14 @@ package fleet
 
 import "hash/maphash"
 
+// LastMember returns the member that served the session last, if it is still
+// there.
+func (f *Fleet) LastMember(session string) (ID, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.sessions.last(session)
+}
+
 // sessions remembers the last member of each session, the longest unused
 // going first at the bound. It keeps a hash of the session's name, so that
 // callers cannot make it large by long names.
@@ -37,13 +45,6 @@ func (s *sessions) last(name string) (ID, bool) {
 		return 0, false
 	}
 	return s.ring[i].member, true
-}
-
-func (s *sessions) set(name string, m ID) {
-	if name == "" {
-		return
-	}
-	s.setHash(maphash.String(s.seed, name), m)
 }
 
 func (s *sessions) setHash(h uint64, m ID) {

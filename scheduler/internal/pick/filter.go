@@ -1,0 +1,112 @@
+package pick
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/index"
+	"github.com/kvscout/kvscout/scheduler/internal/learn"
+	"github.com/kvscout/kvscout/scheduler/internal/policy"
+)
+
+// work is what one decision needs while it is made. It is used again.
+type work struct {
+	candidates []candidate
+	scopes     []scope
+	at         []int32 // by member number: its place in candidates plus one
+	depths     []index.Depths
+	round      policy.Round
+	scores     []float64
+	order      []int32
+	misfits    int // candidates with blocks of another size than the keys'
+	gauges     bool
+	best       int
+	near       int // candidates whose score is as good as the best
+	sticky     bool
+}
+
+// candidate is one member in the making of a decision.
+type candidate struct {
+	member   *fleet.Member
+	adapter  string
+	scope    int // in work.scopes; -1: its blocks have no keys here
+	speed    learn.Speed
+	reserved fleet.Reserved
+	// cached tokens by tier, and those beyond that are only predicted
+	gpu, host, disk, predicted int
+	tie                        uint64 // hashed with the name where scores are equal
+}
+
+func (w *work) release() {
+	for i := range w.candidates {
+		w.at[w.candidates[i].member.ID] = 0
+	}
+	clear(w.candidates) // members that left are not to be kept
+	w.candidates = w.candidates[:0]
+	for i := range w.scopes {
+		w.scopes[i].release()
+	}
+	w.scopes = w.scopes[:0]
+	w.misfits = 0
+}
+
+// filter collects who may serve the request.
+func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
+	if len(view.Members) == 0 {
+		return ErrNoMembers
+	}
+	services := view.Serving(r.Model)
+	if len(services) == 0 {
+		return fmt.Errorf("model %q: %w", r.Model, ErrModel)
+	}
+	var served, silent, asleep int
+	for _, s := range services {
+		m := view.Members[s.Position]
+		adapter := r.Adapter
+		switch {
+		case s.Adapter && (adapter == "" || adapter == r.Model):
+			adapter = r.Model
+		case s.Adapter || adapter != "" && !m.HasAdapter(adapter):
+			continue
+		}
+		served++
+		if len(r.Candidates) > 0 && !named(r.Candidates, m.Info) || named(r.Exclude, m.Info) {
+			continue
+		}
+		if m.Load.Sleeping {
+			asleep++
+			continue
+		}
+		if view.Silent(m, now) {
+			silent++
+		}
+		w.candidates = append(w.candidates, candidate{member: m, adapter: adapter, scope: -1})
+	}
+	// A silent candidate is better than none.
+	if 0 < silent && silent < len(w.candidates) {
+		kept := w.candidates[:0]
+		for i := range w.candidates {
+			if c := &w.candidates[i]; !view.Silent(c.member, now) {
+				kept = append(kept, *c)
+			}
+		}
+		clear(w.candidates[len(kept):])
+		w.candidates = kept
+	}
+	switch {
+	case served == 0:
+		return fmt.Errorf("adapter %q of model %q: %w", r.Adapter, r.Model, ErrAdapter)
+	case len(w.candidates) == 0:
+		return fmt.Errorf("model %q: %d members, %d asleep, others not among the request's candidates: %w",
+			r.Model, served, asleep, ErrNoCandidate)
+	}
+	for i := range w.candidates {
+		id := int(w.candidates[i].member.ID)
+		for id >= len(w.at) {
+			w.at = append(w.at, 0)
+		}
+		w.at[id] = int32(i) + 1
+	}
+	return nil
+}

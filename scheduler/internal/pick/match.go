@@ -1,0 +1,245 @@
+package pick
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/kvscout/kvscout/protocol/blockkey"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/index"
+)
+
+// firstBlocks are hashed before the index is asked the first time; then four
+// times as many, as long as somebody holds all of them.
+const firstBlocks = 128
+
+// scope is the prompt as keys for those candidates whose blocks have the same
+// size and lie under the same root.
+type scope struct {
+	blockkey.Scope
+	given  bool // keys are the caller's
+	keys   []blockkey.Key
+	buffer []blockkey.Key
+	blocks int // whole blocks of the prompt
+	known  int // leading blocks that anybody holds or was just sent
+}
+
+func (s *scope) release() {
+	if !s.given {
+		s.buffer = s.keys[:0]
+	}
+	*s = scope{buffer: s.buffer}
+}
+
+// match finds how much of the prompt each candidate has.
+func (p *Picker) match(w *work, r *Request, now time.Time) error {
+	if err := w.scope(r); err != nil {
+		return err
+	}
+	for i := range w.scopes {
+		s := &w.scopes[i]
+		if s.blocks > 0 {
+			p.search(w, i, r, now)
+		}
+	}
+	w.breakTies(r, p.random())
+	return nil
+}
+
+// scope sorts the candidates by scope. Keys of a size that no candidate has
+// are the caller's mistake; if some have it, the others get no credit.
+func (w *work) scope(r *Request) error {
+	prompt := &r.Prompt
+	if len(prompt.Tokens) == 0 && prompt.BlockSize == 0 {
+		return nil
+	}
+	unknown := 0
+	for i := range w.candidates {
+		c := &w.candidates[i]
+		size := c.member.Info.BlockSize
+		switch {
+		case size <= 0:
+			unknown++
+		case prompt.BlockSize > 0 && len(prompt.Tokens) == 0:
+			if size != prompt.BlockSize {
+				w.misfits++
+				continue
+			}
+			if len(w.scopes) == 0 {
+				s := w.addScope()
+				s.given, s.BlockSize, s.keys, s.blocks = true, size, prompt.Keys, len(prompt.Keys)
+			}
+			c.scope = 0
+		default:
+			c.scope = w.scopeOf(blockkey.Scope{
+				Model: c.member.Info.Model(), Adapter: c.adapter, Salt: r.Salt, BlockSize: size,
+			})
+			w.scopes[c.scope].blocks = prompt.length() / size
+		}
+	}
+	if w.misfits > 0 && w.misfits == len(w.candidates)-unknown && unknown == 0 {
+		return fmt.Errorf("keys for blocks of %d tokens, no candidate has such: %w", prompt.BlockSize, ErrPrompt)
+	}
+	return nil
+}
+
+func (w *work) scopeOf(want blockkey.Scope) int {
+	for i := range w.scopes {
+		if w.scopes[i].Scope == want {
+			return i
+		}
+	}
+	w.addScope().Scope = want
+	return len(w.scopes) - 1
+}
+
+// addScope takes a scope into use, with the buffer that it had before.
+func (w *work) addScope() *scope {
+	if len(w.scopes) < cap(w.scopes) {
+		w.scopes = w.scopes[:len(w.scopes)+1]
+	} else {
+		w.scopes = append(w.scopes, scope{})
+	}
+	s := &w.scopes[len(w.scopes)-1]
+	s.keys = s.buffer[:0]
+	return s
+}
+
+// hash extends the keys to so many blocks.
+func (s *scope) hash(r *Request, blocks int) {
+	blocks = min(blocks, s.blocks)
+	if s.given || blocks <= len(s.keys) {
+		return
+	}
+	if len(r.Items) > 0 {
+		// Items lie in the prompt's coordinates: no piece can be hashed alone.
+		s.keys, _ = blockkey.AppendBytes(s.keys[:0], s.Root(), r.Prompt.Tokens, s.BlockSize, r.Items)
+		return
+	}
+	parent := blockkey.Key(0)
+	if n := len(s.keys); n > 0 {
+		parent = s.keys[n-1]
+	} else {
+		parent = s.Root()
+	}
+	width := 4 * s.BlockSize
+	piece := r.Prompt.Tokens[len(s.keys)*width : blocks*width]
+	s.keys, _ = blockkey.AppendBytes(s.keys, parent, piece, s.BlockSize, nil) // whole blocks are never ragged
+}
+
+// search asks the index and the forecast about one scope.
+func (p *Picker) search(w *work, at int, r *Request, now time.Time) {
+	s := &w.scopes[at]
+	var sent sighting
+	for blocks := firstBlocks; ; blocks *= 4 {
+		s.hash(r, blocks)
+		w.depths = p.index.Match(s.keys, w.depths[:0])
+		deepest := 0
+		for i := range w.depths {
+			for l := index.LaneGPU; l <= index.LaneDisk; l++ {
+				deepest = max(deepest, int(w.depths[i].Depth[l]))
+			}
+		}
+		deepest = max(deepest, p.forecast.look(s.keys, &sent, now))
+		s.known = deepest
+		if deepest < len(s.keys) || len(s.keys) == s.blocks {
+			break
+		}
+	}
+	length := r.Prompt.length()
+	for i := range w.depths {
+		d := &w.depths[i]
+		if c := w.candidate(fleet.ID(d.Member)); c != nil && c.scope == at {
+			c.credit(d, length, s.BlockSize)
+		}
+	}
+	for _, m := range sent.found {
+		if c := w.candidate(m.member); c != nil && c.scope == at && c.member.Picture.Epoch == m.epoch {
+			depth := min(m.depth, (length-1)/s.BlockSize) * s.BlockSize
+			c.predicted = max(0, depth-c.gpu-c.host-c.disk)
+		}
+	}
+}
+
+func (w *work) candidate(id fleet.ID) *candidate {
+	if int(id) >= len(w.at) || w.at[id] == 0 {
+		return nil
+	}
+	return &w.candidates[w.at[id]-1]
+}
+
+// credit turns depths into cached tokens by tier.
+//
+// The engine always computes the last token of a prompt, so blocks in GPU
+// memory count up to floor((length-1)/size). What a connector brings from host
+// or disk is not cut by that rule: where a lane reaches deeper than the GPU's,
+// its blocks count up to floor(length/size), and a prompt of whole blocks can
+// be cached completely. Where it reaches no deeper, nothing says that the last
+// block lies outside the GPU, and the lower limit stays. All cached tokens
+// together are those of the deepest lane; each tier has what comes beyond the
+// tiers before it.
+//
+// Depths count if the picture is EXACT, and if it is APPROXIMATE, where they
+// are a lower bound. While it is rebuilt, or where there is none, nothing does.
+func (c *candidate) credit(d *index.Depths, length, size int) {
+	if t := c.member.Picture.Trust; t != fleet.Exact && t != fleet.Approximate {
+		return
+	}
+	gpu := min(int(d.Depth[index.LaneGPU]), (length-1)/size)
+	reach := func(l index.Lane, before int) int {
+		if d.Depth[l] <= d.Depth[index.LaneGPU] {
+			return before
+		}
+		return max(before, min(int(d.Depth[l]), length/size))
+	}
+	host := reach(index.LaneHost, gpu)
+	disk := reach(index.LaneDisk, host)
+	c.gpu, c.host, c.disk = gpu*size, (host-gpu)*size, (disk-host)*size
+}
+
+func (c *candidate) cached() int { return c.gpu + c.host + c.disk }
+
+// breakTies gives each candidate the number that decides between equals: the
+// first key that nobody has. Before it lies what others share, so requests
+// that share a system prompt spread, while siblings of one new document meet,
+// at every scheduler. Where there is no key, the prompt's tokens or the
+// session stand for it, else chance.
+func (w *work) breakTies(r *Request, random uint64) {
+	w.round.Random = random
+	tie := uint64(0)
+	for i := range w.candidates {
+		c := &w.candidates[i]
+		if c.scope >= 0 {
+			if s := &w.scopes[c.scope]; len(s.keys) > 0 {
+				c.tie = uint64(s.keys[min(s.known, len(s.keys)-1)])
+				continue
+			}
+		}
+		if tie == 0 {
+			tie = withoutKey(r, random)
+		}
+		c.tie = tie
+	}
+}
+
+func withoutKey(r *Request, random uint64) uint64 {
+	switch {
+	case len(r.Prompt.Tokens) > 0:
+		return xxhash.Sum64(r.Prompt.Tokens)
+	case r.Session != "":
+		return xxhash.Sum64String(r.Session)
+	}
+	return random
+}
+
+// random returns the number of this decision.
+func (p *Picker) random() uint64 { return mix(p.seed + p.turn.Add(1)*0x9e3779b97f4a7c15) }
+
+// mix is SplitMix64's finisher.
+func mix(z uint64) uint64 {
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}

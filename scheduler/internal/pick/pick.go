@@ -1,0 +1,137 @@
+// Package pick makes a decision of a request. The order of the steps is here,
+// each in its file: filter (who may serve it), match (how much of the prompt
+// each has cached, and what was just sent there), rank (predicted time, ties)
+// and the receipt that explains the choice. Choosing and charging the chosen
+// are one step under the fleet's lock.
+//
+// The package is pure: now is passed in, nothing here runs by itself. Tick
+// takes what has to happen from time to time.
+//
+// Only a mistake of the caller is an error, or that nobody is left who could
+// serve the request. What is missing otherwise (tokens, a picture, load, a
+// speed) makes the answer poorer, and Decision.Fallback says so.
+package pick
+
+import (
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/index"
+	"github.com/kvscout/kvscout/scheduler/internal/policy"
+)
+
+// Config of a Picker.
+type Config struct {
+	Fleet *fleet.Fleet
+	Index *index.Index
+	// Policy for requests that name none; policy.Default when empty.
+	Policy string
+	// Seed of the random numbers that break ties and feed the random policy.
+	Seed uint64
+}
+
+// Picker is safe for concurrent use.
+type Picker struct {
+	fleet    *fleet.Fleet
+	index    *index.Index
+	policy   string
+	seed     uint64
+	turn     atomic.Uint64
+	scratch  sync.Pool // of *work
+	forecast forecast
+	speeds   speeds
+}
+
+// New returns a Picker, or an error if there is no such policy.
+func New(cfg Config) (*Picker, error) {
+	if _, err := policy.Named(cfg.Policy); err != nil {
+		return nil, err
+	}
+	p := &Picker{fleet: cfg.Fleet, index: cfg.Index, policy: cfg.Policy, seed: cfg.Seed}
+	p.scratch.New = func() any { return new(work) }
+	return p, nil
+}
+
+// Pick ranks the candidates of a request. With r.Reserve it charges the first
+// of them and names the decision. It keeps nothing of r.
+func (p *Picker) Pick(r *Request, now time.Time) (*Decision, error) {
+	name := r.Policy
+	if name == "" {
+		name = p.policy
+	}
+	pol, err := policy.Named(name)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	for {
+		d, err := p.try(r, pol, now)
+		if d != nil || err != nil {
+			return d, err
+		}
+	}
+}
+
+// try makes one attempt. It returns neither decision nor error if the chosen
+// member left meanwhile: the next view is without it.
+func (p *Picker) try(r *Request, pol policy.Policy, now time.Time) (*Decision, error) {
+	view := p.fleet.View()
+	w := p.scratch.Get().(*work)
+	defer func() {
+		w.release()
+		p.scratch.Put(w)
+	}()
+	if err := w.filter(r, view, now); err != nil {
+		return nil, err
+	}
+	if err := p.match(w, r, now); err != nil {
+		return nil, err
+	}
+	p.prepare(w, r, view, now)
+	if !r.Reserve {
+		last, known := p.fleet.LastMember(r.Session)
+		w.rank(pol, last, known, now)
+		return w.receipt(r, pol, view, now), nil
+	}
+	id, ok := p.fleet.Decide(r.Session, now, func(last fleet.ID, known bool) (fleet.Choice, bool) {
+		w.rank(pol, last, known, now)
+		return w.choice(r), true
+	})
+	if !ok {
+		return nil, nil
+	}
+	p.predict(w, r, now)
+	d := w.receipt(r, pol, view, now)
+	d.ID = strconv.FormatUint(uint64(id), 16)
+	return d, nil
+}
+
+// Report tells what became of a decision. It returns false if the decision is
+// not, or no longer, known.
+func (p *Picker) Report(r Report, now time.Time) bool {
+	id, err := strconv.ParseUint(r.Decision, 16, 64)
+	if err != nil {
+		return false
+	}
+	report := fleet.Report{
+		Decision: fleet.Decision(id),
+		Outcome:  r.Outcome,
+		Member:   r.Member,
+	}
+	if r.PromptTokens != nil && r.CachedTokens != nil {
+		report.Counts, report.PromptTokens, report.Cached = true, *r.PromptTokens, *r.CachedTokens
+	}
+	return p.fleet.Report(report, now)
+}
+
+// Tick learns from the load samples that have come, and drops predictions that
+// ran out. Call it about every half second.
+func (p *Picker) Tick(now time.Time) {
+	p.speeds.learn(p.fleet.View(), now)
+	p.forecast.expire(now)
+}

@@ -1,0 +1,160 @@
+package pick
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/policy"
+)
+
+const (
+	// nearShare of the best score, or nearStep of a step, is no difference: an
+	// engine takes up a request between two steps, and no prediction is
+	// better than that.
+	nearShare, nearStep = 0.02, 0.25
+)
+
+// prepare collects what does not change while the fleet is locked.
+func (p *Picker) prepare(w *work, r *Request, view *fleet.View, now time.Time) {
+	w.gauges = true
+	var busy, known float64
+	for i := range w.candidates {
+		c := &w.candidates[i]
+		c.speed = p.speeds.of(c.member)
+		if !(c.speed.Busy >= 0) {
+			continue
+		}
+		busy += c.speed.Busy
+		known++
+	}
+	for i := range w.candidates {
+		m := w.candidates[i].member
+		w.gauges = w.gauges && m.Load.Running >= 0 && view.FreshLoad(m, now)
+	}
+	w.round.Rho = 0
+	if known > 0 {
+		w.round.Rho = busy / known
+	}
+	w.round.Output = float64(r.ExpectedOutput)
+	n := len(w.candidates)
+	w.round.Candidates = slices.Grow(w.round.Candidates[:0], n)[:n]
+	w.round.Costs = slices.Grow(w.round.Costs[:0], n)[:n]
+	w.scores = slices.Grow(w.scores[:0], n)[:n]
+	length := r.Prompt.length()
+	for i := range w.candidates {
+		c := &w.candidates[i]
+		uncached := length - c.cached() - c.predicted
+		if length == 0 {
+			uncached = int(c.speed.PromptTokens) // a mean request
+		}
+		w.round.Candidates[i] = policy.Candidate{
+			GPU: c.gpu, Host: c.host, Disk: c.disk, Predicted: c.predicted,
+			Uncached: uncached,
+			Speed:    c.speed,
+		}
+	}
+}
+
+// rank scores the candidates and finds the best. It reads reservations, so a
+// caller who wants to charge the best runs it in fleet.Decide.
+func (w *work) rank(pol policy.Policy, last fleet.ID, known bool, now time.Time) {
+	for i := range w.candidates {
+		c := &w.candidates[i]
+		c.reserved = c.member.Reserved()
+		w.round.Candidates[i].Load = policy.LoadOf(c.member, c.reserved, c.reserved.Wait(now), c.speed, w.gauges)
+	}
+	policy.Estimate(&w.round)
+	pol.Score(&w.round, w.scores)
+	lowest := 0
+	for i := range w.scores {
+		if w.scores[i] < w.scores[lowest] {
+			lowest = i
+		}
+	}
+	limit := w.scores[lowest]
+	if pol.Times {
+		limit += max(nearShare*limit, nearStep*w.candidates[lowest].speed.StepMS)
+	}
+	w.best, w.near, w.sticky = -1, 0, false
+	var weight uint64
+	for i := range w.scores {
+		if w.scores[i] > limit {
+			continue
+		}
+		w.near++
+		c := &w.candidates[i]
+		if pol.Times && known && c.member.ID == last {
+			w.best, w.sticky = i, true
+		}
+		if w.sticky {
+			continue
+		}
+		tie := c.tie
+		if !pol.Times {
+			tie = w.round.Random // nothing about the prompt may help a policy that ignores it
+		}
+		own := mix(tie ^ xxhash.Sum64String(c.member.Info.Name))
+		if w.best < 0 || w.before(i, own, w.best, weight, pol.Times) {
+			w.best, weight = i, own
+		}
+	}
+}
+
+// before tells which of two near-ties wins: less to compute, as the time is
+// the same to this request and more is left for others; then the rendezvous
+// hash.
+func (w *work) before(i int, own uint64, best int, weight uint64, work bool) bool {
+	if a, b := w.round.Candidates[i].Uncached, w.round.Candidates[best].Uncached; work && a != b {
+		return a < b
+	}
+	return own > weight
+}
+
+// choice is what the best candidate is charged.
+func (w *work) choice(r *Request) fleet.Choice {
+	c, cost := &w.round.Candidates[w.best], &w.round.Costs[w.best]
+	return fleet.Choice{
+		Member:       w.candidates[w.best].member,
+		Session:      r.Session,
+		Uncached:     uint64(max(c.Uncached, 0)),
+		PrefillMS:    cost.Load + cost.Prefill,
+		FirstTokenMS: cost.FirstToken(),
+		Cached:       uint64(c.GPU + c.Host + c.Disk + c.Predicted),
+	}
+}
+
+// sorted puts the places of all candidates in order, the best first.
+func (w *work) sorted() []int32 {
+	w.order = w.order[:0]
+	for i := range w.scores {
+		w.order = append(w.order, int32(i))
+	}
+	best := int32(w.best)
+	slices.SortFunc(w.order, func(a, b int32) int {
+		switch {
+		case a == best:
+			return -1
+		case b == best:
+			return 1
+		}
+		return cmp.Or(cmp.Compare(w.scores[a], w.scores[b]), cmp.Compare(a, b))
+	})
+	return w.order
+}
+
+// requestsOf splits what is believed to be at the engine.
+func requestsOf(m *fleet.Member, r fleet.Reserved) (running, waiting int) {
+	waiting = max(m.Load.Waiting, 0)
+	return max(0, m.Requests(r)-waiting), waiting
+}
+
+// priority for an engine that serves the lowest first: arrival in ms, later
+// for long prefills, so that short ones pass them and none waits for ever.
+func priority(now time.Time, cost policy.Cost) int64 {
+	return now.UnixMilli() + int64(math.Round(10*min(cost.Load+cost.Prefill, 1e9)))
+}

@@ -1,0 +1,185 @@
+package pick
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/policy"
+)
+
+// Decision is the answer to a request.
+type Decision struct {
+	// ID to name in Report; empty when nothing was charged.
+	ID string
+	// Candidates, best first, at most as many as asked for.
+	Candidates []Candidate
+	// Reason: one sentence, why the first is first.
+	Reason string
+	// Policy that was applied.
+	Policy string
+	// Fallback names what was missing when the answer does not stand on exact
+	// prefixes; empty otherwise.
+	Fallback string
+	// PromptTokens; 0: not known.
+	PromptTokens int
+	// EnginePriority to put into the request where the engine serves by it.
+	EnginePriority int64
+	// Stale: nobody was heard for too long, this is the last known state.
+	Stale bool
+}
+
+// Candidate is one member of the ranked answer.
+type Candidate struct {
+	Member *fleet.Member
+	// Adapter that the request will use; empty: the base model.
+	Adapter string
+	Cached  Cached
+	// Uncached tokens have to be computed.
+	Uncached int
+	Cost     policy.Cost
+	// Age since the member was last heard, LoadAge of its load sample; a
+	// negative LoadAge: there is none.
+	Age, LoadAge time.Duration
+	// Running and Waiting requests as believed now, reservations included.
+	Running, Waiting int
+}
+
+// Cached is the usable prefix in tokens by where it lies. Host and Disk are
+// what comes beyond the tiers before; Predicted what an earlier decision sent
+// there beyond all that is known, and no event has confirmed.
+type Cached struct{ GPU, Host, Disk, Predicted int }
+
+// Known is what the picture of the cache promises.
+func (c Cached) Known() int { return c.GPU + c.Host + c.Disk }
+
+func (w *work) receipt(r *Request, pol policy.Policy, view *fleet.View, now time.Time) *Decision {
+	order := w.sorted()
+	if r.Top > 0 && r.Top < len(order) {
+		order = order[:r.Top]
+	}
+	length := r.Prompt.length()
+	d := &Decision{
+		Candidates:     make([]Candidate, len(order)),
+		Policy:         pol.Name,
+		Fallback:       w.fallback(r, view, now),
+		PromptTokens:   length,
+		EnginePriority: priority(now, w.round.Costs[w.best]),
+		Stale:          view.Stale(now),
+	}
+	for i, at := range order {
+		c := &w.candidates[at]
+		a := &d.Candidates[i]
+		*a = Candidate{
+			Member:  c.member,
+			Adapter: c.adapter,
+			Cached:  Cached{c.gpu, c.host, c.disk, c.predicted},
+			Cost:    w.round.Costs[at],
+			Age:     max(0, now.Sub(c.member.Heard)),
+			LoadAge: -1,
+		}
+		a.Uncached = max(0, length-a.Cached.Known()-a.Cached.Predicted)
+		a.Running, a.Waiting = requestsOf(c.member, c.reserved)
+		if !c.member.Load.At.IsZero() {
+			a.LoadAge = max(0, now.Sub(c.member.Load.At))
+		}
+	}
+	d.Reason = w.reason(length, pol)
+	return d
+}
+
+// fallback names what the answer lacks.
+func (w *work) fallback(r *Request, view *fleet.View, now time.Time) string {
+	var lacks []string
+	best := &w.candidates[w.best]
+	trusted, keyed := false, false
+	for i := range w.candidates {
+		c := &w.candidates[i]
+		keyed = keyed || c.scope >= 0
+		trusted = trusted || c.member.Picture.Trust == fleet.Exact || c.member.Picture.Trust == fleet.Approximate
+	}
+	switch {
+	case len(r.Prompt.Tokens) == 0 && r.Prompt.BlockSize == 0:
+		why := r.Prompt.Fallback
+		if why == "" {
+			why = "no tokens in the request"
+		}
+		lacks = append(lacks, why+": load only")
+	case !keyed:
+		lacks = append(lacks, "block size of no candidate is known: load only")
+	case !trusted:
+		lacks = append(lacks, "no picture of any candidate: load and earlier decisions only")
+	case best.member.Picture.Trust != fleet.Exact:
+		lacks = append(lacks, "picture of the first is "+best.member.Picture.Trust.String())
+	}
+	if w.misfits > 0 {
+		lacks = append(lacks, fmt.Sprintf("keys for blocks of %d tokens do not fit %d of %d candidates",
+			r.Prompt.BlockSize, w.misfits, len(w.candidates)))
+	}
+	if view.Stale(now) {
+		lacks = append(lacks, "no member is heard: last known state")
+	}
+	return strings.Join(lacks, "; ")
+}
+
+// reason says in one sentence why the best is the best.
+func (w *work) reason(length int, pol policy.Policy) string {
+	c, cost := &w.candidates[w.best], &w.round.Costs[w.best]
+	b := make([]byte, 0, 256)
+	b = append(b, c.member.Info.Name...)
+	if length > 0 {
+		b = append(b, " has "...)
+		b = strconv.AppendInt(b, int64(c.cached()), 10)
+		b = append(b, " of "...)
+		b = strconv.AppendInt(b, int64(length), 10)
+		b = append(b, " tokens cached"...)
+		if c.host+c.disk > 0 {
+			b = append(b, " ("...)
+			b = strconv.AppendInt(b, int64(c.host+c.disk), 10)
+			b = append(b, " outside the GPU)"...)
+		}
+		if c.predicted > 0 {
+			b = append(b, " and "...)
+			b = strconv.AppendInt(b, int64(c.predicted), 10)
+			b = append(b, " under way"...)
+		}
+		b = append(b, ',')
+	}
+	b = append(b, " first token expected in "...)
+	b = appendMS(b, cost.FirstToken())
+	switch {
+	case len(w.candidates) == 1:
+		b = append(b, "; it is the only candidate"...)
+	case !pol.Times:
+		b = append(b, "; chosen by "...)
+		b = append(b, pol.Name...)
+	case w.sticky && w.near > 1:
+		b = append(b, "; last member of the session among "...)
+		b = strconv.AppendInt(b, int64(w.near), 10)
+		b = append(b, " as good"...)
+	case w.near > 1:
+		b = append(b, "; one of "...)
+		b = strconv.AppendInt(b, int64(w.near), 10)
+		b = append(b, " as good"...)
+	default:
+		next := w.order[1]
+		b = append(b, "; next is "...)
+		b = append(b, w.candidates[next].member.Info.Name...)
+		b = append(b, " with "...)
+		b = strconv.AppendInt(b, int64(w.candidates[next].cached()), 10)
+		b = append(b, " cached, "...)
+		b = appendMS(b, w.round.Costs[next].FirstToken())
+	}
+	return string(b)
+}
+
+func appendMS(b []byte, ms float64) []byte {
+	precision := 0
+	if ms < 10 {
+		precision = 1
+	}
+	b = strconv.AppendFloat(b, ms, 'f', precision, 64)
+	return append(b, " ms"...)
+}

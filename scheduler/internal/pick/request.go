@@ -1,0 +1,130 @@
+package pick
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/kvscout/kvscout/protocol/blockkey"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/policy"
+)
+
+// What a Pick can fail with.
+var (
+	// ErrModel: no member serves the model.
+	ErrModel = errors.New("unknown model")
+	// ErrAdapter: members serve the model, but none with the adapter.
+	ErrAdapter = errors.New("unknown adapter")
+	// ErrPolicy: there is no such policy.
+	ErrPolicy = policy.ErrUnknown
+	// ErrPrompt: tokens or keys that cannot be, or keys of a block size that
+	// no candidate has.
+	ErrPrompt = errors.New("invalid prompt")
+	// ErrNoCandidate: none of those that serve the model is left, by the
+	// caller's own lists or because they sleep or are not heard.
+	ErrNoCandidate = errors.New("no candidate")
+	// ErrNoMembers: the fleet is empty.
+	ErrNoMembers = errors.New("no members")
+)
+
+// Request is what is known of the request to place.
+type Request struct {
+	// Model is a served name or the name of an adapter. Adapter is given when
+	// Model does not name it.
+	Model, Adapter, Salt string
+	// Items lie in the prompt's token coordinates, sorted by offset.
+	Items  []blockkey.Item
+	Prompt Prompt
+	// Session keeps the requests of a conversation together; may be empty.
+	Session string
+	// Candidates restricts the choice; empty: all that serve the model.
+	// Exclude are not to be chosen.
+	Candidates, Exclude []Ref
+	// Policy by name; empty: the picker's.
+	Policy string
+	// ExpectedOutput tokens; 0: not known.
+	ExpectedOutput int
+	// Top limits the ranked list; 0: all.
+	Top int
+	// Reserve charges the request to the first of the list.
+	Reserve bool
+}
+
+// Prompt has tokens, or keys with their block size, or neither.
+type Prompt struct {
+	// Tokens are ids as little-endian uint32.
+	Tokens []byte
+	// Keys for blocks of BlockSize tokens, and the prompt's Length in tokens.
+	// A Length of 0 stands for whole blocks.
+	Keys      []blockkey.Key
+	BlockSize int
+	Length    int
+	// Fallback says why there are neither tokens nor keys.
+	Fallback string
+}
+
+// length in tokens; 0: not known.
+func (p *Prompt) length() int {
+	switch {
+	case len(p.Tokens) > 0:
+		return len(p.Tokens) / 4
+	case p.Length > 0:
+		return p.Length
+	}
+	return len(p.Keys) * p.BlockSize
+}
+
+// Ref names members by what is not empty: a member, a pod with all its ranks,
+// or an address.
+type Ref struct{ Member, Pod, Address string }
+
+func (r *Ref) names(i *fleet.Info) bool {
+	switch {
+	case r.Member != "":
+		return r.Member == i.Name
+	case r.Pod != "":
+		return r.Pod == i.Pod
+	}
+	return r.Address != "" && r.Address == i.Address
+}
+
+func named(refs []Ref, i *fleet.Info) bool {
+	for j := range refs {
+		if refs[j].names(i) {
+			return true
+		}
+	}
+	return false
+}
+
+// Report is what a caller tells of a decision.
+type Report struct {
+	Decision string
+	Outcome  fleet.Outcome
+	// Member that served the request; empty: the one that was picked.
+	Member string
+	// PromptTokens and CachedTokens by the engine's own count; nil: not told.
+	PromptTokens, CachedTokens *uint64
+}
+
+func (r *Request) check() error {
+	p := &r.Prompt
+	switch {
+	case len(p.Tokens)%4 != 0:
+		return fmt.Errorf("%d bytes of tokens: %w: %w", len(p.Tokens), ErrPrompt, blockkey.ErrRagged)
+	case len(p.Tokens) > 0 && len(p.Keys) > 0:
+		return fmt.Errorf("tokens and keys: %w", ErrPrompt)
+	case p.BlockSize < 0 || p.Length < 0:
+		return fmt.Errorf("block size %d, length %d: %w", p.BlockSize, p.Length, ErrPrompt)
+	case len(p.Keys) > 0 && p.BlockSize == 0:
+		return fmt.Errorf("keys without a block size: %w", ErrPrompt)
+	case len(p.Tokens) == 0 && p.Length > 0 && p.Length/max(p.BlockSize, 1) < len(p.Keys):
+		return fmt.Errorf("%d keys of %d tokens for a prompt of %d: %w", len(p.Keys), p.BlockSize, p.Length, ErrPrompt)
+	}
+	for i, k := range p.Keys {
+		if k == 0 {
+			return fmt.Errorf("key %d is 0: %w", i, ErrPrompt)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,66 @@
+package pick
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/learn"
+)
+
+// speeds brings the fleet's load samples to learn and keeps what it makes of
+// them for readers without a lock.
+type speeds struct {
+	fitted atomic.Pointer[table]
+
+	mu     sync.Mutex // guards what follows
+	curves learn.Curves
+	names  []string // of whom curves knows, by number
+}
+
+// table is one fit. Names tell whether a number still is the same member's.
+type table struct {
+	speeds []learn.Speed
+	names  []string
+}
+
+func (s *speeds) learn(view *fleet.View, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	names := make([]string, len(s.names))
+	for _, m := range view.Members {
+		for int(m.ID) >= len(names) {
+			names = append(names, "")
+		}
+		names[m.ID] = m.Info.Name
+	}
+	for i, name := range s.names {
+		if name != names[i] {
+			s.curves.Forget(uint32(i))
+		}
+	}
+	s.names = names
+	for _, m := range view.Members {
+		t := &m.Load.Totals
+		s.curves.Observe(uint32(m.ID), m.Info.Model(), m.Load.At, learn.Totals{
+			PrefillSeconds:    t.PrefillSeconds,
+			PrefillTokens:     t.PrefillComputedTokens,
+			PrefillRequests:   t.PrefillRequests,
+			InterTokenSeconds: t.InterTokenSeconds,
+			InterTokenCount:   t.InterTokenCount,
+			QueueSeconds:      t.QueueSeconds,
+			QueueRequests:     t.QueueRequests,
+			GenerationTokens:  t.GenerationTokens,
+		})
+	}
+	s.fitted.Store(&table{speeds: s.curves.Fit(now), names: names})
+}
+
+func (s *speeds) of(m *fleet.Member) learn.Speed {
+	t := s.fitted.Load()
+	if t == nil || int(m.ID) >= len(t.speeds) || t.names[m.ID] != m.Info.Name {
+		return learn.Prior()
+	}
+	return t.speeds[m.ID]
+}

@@ -332,7 +332,7 @@ func (c *Conn) flushLocked() error {
 
 // Close ends the connection and any Recv or Send that waits on it.
 func (c *Conn) Close() error {
-	c.fail(fmt.Errorf("connection to %s: %w", c.name, net.ErrClosed))
+	_ = c.fail(fmt.Errorf("connection to %s: %w", c.name, net.ErrClosed))
 	return nil
 }
 

@@ -13,7 +13,7 @@ func TestBytesOnTheWire(t *testing.T) {
 		got  []byte
 		want string
 	}{
-		"greeting": {appendGreeting(nil),
+		"greeting": {greeting(),
 			"ff00000000000000017f 0301 4e554c4c" + strings.Repeat("00", 16+1+31)},
 		"READY of a SUB": {appendReady(nil, SUB),
 			"04 19 05 5245414459 0b 536f636b65742d54797065 00000003 535542"},
@@ -36,7 +36,7 @@ func TestBytesOnTheWire(t *testing.T) {
 			t.Errorf("%s:\n got %x\nwant %x", name, c.got, want)
 		}
 	}
-	if n := len(appendGreeting(nil)); n != greetingSize {
+	if n := len(greeting()); n != greetingSize {
 		t.Errorf("greeting is %d bytes", n)
 	}
 }

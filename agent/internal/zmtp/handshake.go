@@ -29,25 +29,24 @@ type Peer struct {
 // speaks31 says whether the peer knows PING.
 func (p Peer) speaks31() bool { return p.Major > 3 || p.Minor >= 1 }
 
-// appendGreeting appends our 64 bytes: signature, version 3.1, NULL, not a
+// greeting is our 64 bytes: signature, version 3.1, NULL, not a
 // server (which NULL does not care about), filler.
-func appendGreeting(dst []byte) []byte {
-	dst = append(dst, 0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 1)
-	var rest [greetingSize - 12]byte
-	copy(rest[:], mechanism)
-	return append(dst, rest[:]...)
+func greeting() []byte {
+	b := make([]byte, greetingSize)
+	copy(b, "\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x01"+mechanism)
+	return b
 }
 
 // appendReady appends the READY command of a socket of type t.
 func appendReady(dst []byte, t SocketType) []byte {
-	return appendCommand(dst, "READY", appendProperty(nil, "Socket-Type", string(t))...)
+	return appendCommand(dst, "READY", property("Socket-Type", string(t))...)
 }
 
-func appendProperty(dst []byte, name, value string) []byte {
-	dst = append(dst, byte(len(name)))
-	dst = append(dst, name...)
-	dst = binary.BigEndian.AppendUint32(dst, uint32(len(value)))
-	return append(dst, value...)
+// property is one property of READY.
+func property(name, value string) []byte {
+	b := append([]byte{byte(len(name))}, name...)
+	b = binary.BigEndian.AppendUint32(b, uint32(len(value)))
+	return append(b, value...)
 }
 
 // parseReady reads READY's properties into p. Unknown ones are for others.
@@ -95,7 +94,7 @@ func (c *Conn) Handshake(ctx context.Context) error {
 	if err := c.conn.SetDeadline(time.Now().Add(c.opt.HandshakeTimeout)); err != nil {
 		return fail(err)
 	}
-	stop := context.AfterFunc(ctx, func() { fail(context.Cause(ctx)) })
+	stop := context.AfterFunc(ctx, func() { _ = fail(context.Cause(ctx)) })
 	err := c.shakeHands()
 	if !stop() {
 		return fail(context.Cause(ctx))
@@ -117,7 +116,7 @@ func (c *Conn) Handshake(ctx context.Context) error {
 }
 
 func (c *Conn) shakeHands() error {
-	if _, err := c.conn.Write(appendGreeting(nil)); err != nil {
+	if _, err := c.conn.Write(greeting()); err != nil {
 		return fmt.Errorf("write greeting: %w", err)
 	}
 	if err := c.readGreeting(); err != nil {

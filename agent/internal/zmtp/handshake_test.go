@@ -14,7 +14,7 @@ import (
 
 // greet is a greeting of the given version and mechanism.
 func greet(major, minor byte, mechanism string) []byte {
-	b := appendGreeting(nil)
+	b := greeting()
 	b[10], b[11] = major, minor
 	copy(b[12:32], make([]byte, 20))
 	copy(b[12:32], mechanism)
@@ -27,7 +27,7 @@ func TestHandshake(t *testing.T) {
 	ready := func(props ...[]byte) []byte {
 		return appendCommand(nil, "READY", join(props...)...)
 	}
-	pub := appendProperty(nil, "Socket-Type", "PUB")
+	pub := property("Socket-Type", "PUB")
 	for name, c := range map[string]struct {
 		own  SocketType
 		peer []byte
@@ -39,9 +39,9 @@ func TestHandshake(t *testing.T) {
 		"ROUTER":       {DEALER, hello("ROUTER"), Peer{Type: "ROUTER", Major: 3, Minor: 1}},
 		"REP":          {DEALER, hello("REP"), Peer{Type: "REP", Major: 3, Minor: 1}},
 		"DEALER":       {DEALER, hello("DEALER"), Peer{Type: "DEALER", Major: 3, Minor: 1}},
-		"with more":    {SUB, join(greet(3, 1, "NULL"), ready(appendProperty(nil, "X-Y", ""), pub, appendProperty(nil, "identity", "me"))), Peer{Type: "PUB", Identity: "me", Major: 3, Minor: 1}},
-		"long READY":   {SUB, join(greet(3, 1, "NULL"), ready(appendProperty(nil, "X", strings.Repeat("x", 300)), pub)), Peer{Type: "PUB", Major: 3, Minor: 1}},
-		"lower case":   {SUB, join(greet(3, 1, "NULL"), ready(appendProperty(nil, "socket-type", "PUB"))), Peer{Type: "PUB", Major: 3, Minor: 1}},
+		"with more":    {SUB, join(greet(3, 1, "NULL"), ready(property("X-Y", ""), pub, property("identity", "me"))), Peer{Type: "PUB", Identity: "me", Major: 3, Minor: 1}},
+		"long READY":   {SUB, join(greet(3, 1, "NULL"), ready(property("X", strings.Repeat("x", 300)), pub)), Peer{Type: "PUB", Major: 3, Minor: 1}},
+		"lower case":   {SUB, join(greet(3, 1, "NULL"), ready(property("socket-type", "PUB"))), Peer{Type: "PUB", Major: 3, Minor: 1}},
 		"server's bit": {SUB, join(greet(3, 1, "NULL")[:32], []byte{1}, make([]byte, 31), ready(pub)), Peer{Type: "PUB", Major: 3, Minor: 1}},
 	} {
 		conn, _ := playTape(t, bytes.NewReader(c.peer), Options{Type: c.own})

@@ -350,6 +350,33 @@ func TestLibzmqRouterReplays(t *testing.T) {
 	}
 }
 
+func TestLibzmqHearsSendAndPongApart(t *testing.T) {
+	const requests = 500
+	z := startLibzmq(t, "router", "tcp://127.0.0.1:*", "count=1", "size=100", "heartbeat=1", "timeout=5000")
+	c := dialUntil(t, z.endpoint, Options{Type: DEALER})
+	sent := make(chan error, 1)
+	go func() {
+		for range requests {
+			if err := c.Send(nil, make([]byte, 8)); err != nil {
+				sent <- err
+				return
+			}
+		}
+		sent <- nil
+	}()
+	c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	var m Message
+	for i := range 2 * requests {
+		if err := c.Recv(&m); err != nil {
+			t.Fatalf("reply %d: %v", i, err)
+		}
+	}
+	if err := <-sent; err != nil {
+		t.Error(err)
+	}
+	t.Logf("%+v", c.Stats())
+}
+
 func TestLibzmqRefusalsAreExplained(t *testing.T) {
 	z := startLibzmq(t, "pub", "bind", "tcp://127.0.0.1:*")
 	if _, err := Dial(t.Context(), z.endpoint, Options{Type: DEALER}); err == nil || !strings.Contains(err.Error(), `"PUB"`) {

@@ -16,7 +16,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // hello is what a well-behaved peer of type t says until the handshake ends.
-func hello(t SocketType) []byte { return appendReady(appendGreeting(nil), t) }
+func hello(t SocketType) []byte { return appendReady(greeting(), t) }
 
 // tape is a connection whose peer has said all it will ever say and swallows
 // what it is told.
@@ -90,7 +90,7 @@ func dialPipe(t *testing.T, opt Options, peer SocketType) (*Conn, net.Conn, <-ch
 		t.Fatal(err)
 	}
 	<-done
-	want := appendReady(appendGreeting(nil), opt.Type)
+	want := appendReady(greeting(), opt.Type)
 	for _, topic := range opt.Topics {
 		want = appendMessage(want, append([]byte{1}, topic...))
 	}

@@ -826,9 +826,11 @@ type Picture struct {
 	Epoch    uint64 `protobuf:"fixed64,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Sequence uint64 `protobuf:"varint,4,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// age_ms since the member was last heard.
-	AgeMs         uint32 `protobuf:"varint,5,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	AgeMs uint32 `protobuf:"varint,5,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
+	// engine_sequence of the newest event batch contained; absent: none yet.
+	EngineSequence *uint64 `protobuf:"varint,6,opt,name=engine_sequence,json=engineSequence,proto3,oneof" json:"engine_sequence,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Picture) Reset() {
@@ -892,6 +894,13 @@ func (x *Picture) GetSequence() uint64 {
 func (x *Picture) GetAgeMs() uint32 {
 	if x != nil {
 		return x.AgeMs
+	}
+	return 0
+}
+
+func (x *Picture) GetEngineSequence() uint64 {
+	if x != nil && x.EngineSequence != nil {
+		return *x.EngineSequence
 	}
 	return 0
 }
@@ -2050,13 +2059,15 @@ const file_pb_scheduler_proto_rawDesc = "" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x10\n" +
 	"\x03pod\x18\x03 \x01(\tR\x03pod\x12\x18\n" +
 	"\aaddress\x18\x04 \x01(\tR\aaddress\x12\x12\n" +
-	"\x04rank\x18\x05 \x01(\rR\x04rank\"\x97\x01\n" +
+	"\x04rank\x18\x05 \x01(\rR\x04rank\"\xd9\x01\n" +
 	"\aPicture\x12+\n" +
 	"\x05trust\x18\x01 \x01(\x0e2\x15.kvscout.bus.v1.TrustR\x05trust\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x06R\x05epoch\x12\x1a\n" +
 	"\bsequence\x18\x04 \x01(\x04R\bsequence\x12\x15\n" +
-	"\x06age_ms\x18\x05 \x01(\rR\x05ageMs\"f\n" +
+	"\x06age_ms\x18\x05 \x01(\rR\x05ageMs\x12,\n" +
+	"\x0fengine_sequence\x18\x06 \x01(\x04H\x00R\x0eengineSequence\x88\x01\x01B\x12\n" +
+	"\x10_engine_sequence\"f\n" +
 	"\fCachedTokens\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\x04R\x03gpu\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\x04R\x04host\x12\x12\n" +
@@ -2267,6 +2278,7 @@ func file_pb_scheduler_proto_init() {
 		(*MemberRef_Pod)(nil),
 		(*MemberRef_Address)(nil),
 	}
+	file_pb_scheduler_proto_msgTypes[8].OneofWrappers = []any{}
 	file_pb_scheduler_proto_msgTypes[17].OneofWrappers = []any{}
 	file_pb_scheduler_proto_msgTypes[20].OneofWrappers = []any{}
 	type x struct{}

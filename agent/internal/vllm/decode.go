@@ -237,6 +237,7 @@ type raw struct {
 	medium    medium
 	extras    int // where the extra keys begin in the payload; 0: none
 	noExtras  bool
+	array     bool
 	group     int
 	hasGroup  bool
 	kind      GroupKind
@@ -272,7 +273,7 @@ func (d *Decoder) event() error {
 	case "BlockRemoved":
 		fields = removedFields[:]
 	}
-	r := raw{noExtras: n < extraKeysLength-1}
+	r := raw{array: true, noExtras: n < extraKeysLength-1}
 	for _, f := range fields[:min(n, len(fields))] {
 		if err := d.read(&r, f); err != nil {
 			return err
@@ -285,43 +286,52 @@ func (d *Decoder) event() error {
 	return d.finish(tag, &r)
 }
 
-// mapEvent looks for the tag first: keys have no order.
+// mapEvent reads the tag first, wherever it stands: in an event that is not
+// known the other names may mean anything.
 func (d *Decoder) mapEvent() error {
 	n, err := d.c.mapping()
 	if err != nil {
 		return err
 	}
-	var tag []byte
+	tag, err := d.tag(n)
+	if err != nil {
+		return err
+	}
 	var r raw
+	known := string(tag) == "BlockStored" || string(tag) == "BlockRemoved"
 	for range n {
 		key, err := d.c.bytes()
 		if err != nil {
 			return err
 		}
-		if string(key) == "type" {
-			tag, err = d.c.bytes()
+		if f := fieldOf(key); known && f != fieldUnknown {
+			err = d.read(&r, f)
 		} else {
-			err = d.readNamed(&r, tag, key)
+			err = d.c.skip(1)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	if tag == nil {
-		return errors.New("event without a type")
-	}
 	return d.finish(tag, &r)
 }
 
-// readNamed reads a field of a map. Fields of an event that is known to be
-// foreign are passed over: their names may mean something else there.
-func (d *Decoder) readNamed(r *raw, tag, key []byte) error {
-	f := fieldOf(key)
-	foreign := tag != nil && string(tag) != "BlockStored" && string(tag) != "BlockRemoved"
-	if f == fieldUnknown || foreign {
-		return d.c.skip(1)
+// tag finds the type among n pairs, where it mostly comes first.
+func (d *Decoder) tag(n int) ([]byte, error) {
+	c := d.c
+	for range n {
+		key, err := c.bytes()
+		if err != nil {
+			return nil, err
+		}
+		if string(key) == "type" {
+			return c.bytes()
+		}
+		if err := c.skip(1); err != nil {
+			return nil, err
+		}
 	}
-	return d.read(r, f)
+	return nil, errors.New("event without a type")
 }
 
 func (d *Decoder) read(r *raw, f field) (err error) {
@@ -556,6 +566,8 @@ func (d *Decoder) stored(tier Tier, r *raw) error {
 		Adapter: d.name(r.loraName),
 		// Offloading connectors send no extra keys, whatever the block's are.
 		HidesExtras: r.noExtras || tier != GPU && r.extras == 0,
+		// Hit reports came with 0.26, after the last arrays.
+		Physical: r.array,
 	}
 	n := len(s.Hashes)
 	clean := n

@@ -41,7 +41,7 @@ func batchOf(event any) any { return list{1.5, list{event}, 0} }
 
 func TestDecodeEveryForm(t *testing.T) {
 	tokens := list{1, 200, 70000, 4_000_000_000}
-	store := Store{Hashes: []uint64{7}, Tokens: []uint32{1, 200, 70000, 4_000_000_000}, BlockSize: 4}
+	store := Store{Hashes: []uint64{7}, Tokens: []uint32{1, 200, 70000, 4_000_000_000}, BlockSize: 4, Physical: true}
 	with := func(change func(*Store)) []Event {
 		s := store
 		change(&s)
@@ -70,7 +70,7 @@ func TestDecodeEveryForm(t *testing.T) {
 			want: with(func(s *Store) { s.HidesExtras, s.Tokens, s.BlockSize = true, nil, 0 })},
 		{name: "map with foreign keys", batch: batchOf(object{"type": "BlockStored", "block_hashes": list{7}, "parent_block_hash": nil,
 			"token_ids": tokens, "block_size": 4, "lora_id": nil, "medium": "GPU", "lora_name": nil, "session_id": "x", "ownership": object{"a": list{1}}}),
-			want: with(func(*Store) {})},
+			want: with(func(s *Store) { s.Physical = false })},
 		{name: "map as batch", batch: object{"ts": 1, "events": list{object{"type": "AllBlocksCleared"}}, "data_parallel_rank": nil, "other": 1},
 			want: []Event{{Kind: Cleared}}},
 		{name: "parent 0 of a simulator", batch: batchOf(list{"BlockStored", list{7}, 0, tokens, 4, nil}),
@@ -84,7 +84,7 @@ func TestDecodeEveryForm(t *testing.T) {
 			})},
 		{name: "placeholder of an offloading connector", batch: batchOf(object{"type": "BlockStored", "block_hashes": list{7}, "parent_block_hash": nil,
 			"token_ids": list{}, "block_size": 0, "lora_id": nil, "medium": "CPU", "lora_name": nil, "group_idx": 0}),
-			want: with(func(s *Store) { s.Tier, s.HidesExtras, s.Tokens, s.BlockSize = Host, true, []uint32{}, 0 })},
+			want: with(func(s *Store) { s.Tier, s.HidesExtras, s.Physical, s.Tokens, s.BlockSize = Host, true, false, nil, 0 })},
 		{name: "removes", batch: list{1, list{list{"BlockRemoved", list{7}}, list{"BlockRemoved", list{7, 8}, "cpu"}, list{"BlockRemoved", list{9}, "GPU", 3},
 			object{"type": "BlockRemoved", "block_hashes": list{1}, "medium": "STORAGE", "locality": "LOCAL"}, list{"BlockRemoved", list{}}}, nil},
 			want: []Event{
@@ -104,7 +104,7 @@ func TestDecodeEveryForm(t *testing.T) {
 			object{"type": "BlockStored", "block_hashes": list{7}, "medium": "CPU", "locality": "REMOTE"}}},
 			skips: Skips{SharedStorage: 4}},
 		{name: "local storage", batch: batchOf(object{"type": "BlockStored", "block_hashes": list{7}, "token_ids": tokens, "block_size": 4, "medium": "Storage", "locality": "local"}),
-			want: with(func(s *Store) { s.Tier, s.HidesExtras = Disk, true })},
+			want: with(func(s *Store) { s.Tier, s.HidesExtras, s.Physical = Disk, true, false })},
 		{name: "adapter id without a name", batch: batchOf(list{"BlockStored", list{7}, nil, tokens, 4, 1, "GPU"}),
 			want: with(func(s *Store) { s.HidesExtras, s.Withhold = true, true }), skips: Skips{NamelessLoRA: 1}},
 		{name: "metadata where the adapter's name is due", batch: batchOf(list{"BlockStored", list{7}, nil, tokens, 4, nil, "GPU", object{"cache_salt": "a"}}),
@@ -313,9 +313,9 @@ func TestDecodeGolden(t *testing.T) {
 			switch e.Kind {
 			case Stored:
 				s := e.Store
-				fmt.Fprintf(&out, "  stored tier %d group %d kind %d window %d hashes %x parent %v %x tokens %d %x size %d adapter %q salt %q refs %v withhold %v hides %v\n",
+				fmt.Fprintf(&out, "  stored tier %d group %d kind %d window %d hashes %x parent %v %x tokens %d %x size %d adapter %q salt %q refs %v withhold %v hides %v physical %v\n",
 					s.Tier, s.Group, s.Kind, s.Window, s.Hashes, s.HasParent, s.Parent, len(s.Tokens), blockkey.Local(s.Tokens, nil), s.BlockSize,
-					s.Adapter, s.Salt, s.Refs, s.Withhold, s.HidesExtras)
+					s.Adapter, s.Salt, s.Refs, s.Withhold, s.HidesExtras, s.Physical)
 			case Removed:
 				r := e.Remove
 				fmt.Fprintf(&out, "  removed tier %d group %v %d hashes %x\n", r.Tier, r.HasGroup, r.Group, r.Hashes)

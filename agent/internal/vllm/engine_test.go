@@ -384,6 +384,34 @@ func (p *picture) worth() Trust {
 	return p.trust
 }
 
+// said says whether a state was ever told.
+func (p *picture) said(trust Trust) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Contains(p.states, trust)
+}
+
+// doubted says whether a picture that was exact became doubtful.
+func (p *picture) doubted() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	exact := slices.Index(p.states, Exact)
+	return exact >= 0 && slices.Contains(p.states[exact:], Syncing)
+}
+
+func (p *picture) why() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.reason
+}
+
+// ended are the reasons of all new lives.
+func (p *picture) ended() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.lives)
+}
+
 func (p *picture) count() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -447,7 +475,7 @@ func (p *picture) settles(t *testing.T, trust Trust, hashes ...uint64) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("holds %v with trust %d (%q, lives %q), want %v with %d", got, worth, p.reason, p.lives, hashes, trust)
+			t.Fatalf("holds %v with trust %d (%q, lives %q), want %v with %d", got, worth, p.why(), p.ended(), hashes, trust)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}

@@ -43,6 +43,8 @@ type Store struct {
 	// HidesExtras: this publisher sends no extra keys, so a salt or an image
 	// would be invisible.
 	HidesExtras bool
+	// Physical: the engine's era has no hit reports, so every store is a copy.
+	Physical bool
 }
 
 // Remove says that blocks are no longer cached.

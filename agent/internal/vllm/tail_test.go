@@ -1,7 +1,6 @@
 package vllm
 
 import (
-	"slices"
 	"testing"
 	"time"
 )
@@ -20,7 +19,7 @@ func TestTailFollowsFromTheFirstBatch(t *testing.T) {
 	for _, replay := range []bool{true, false} {
 		e := newTestEngine(t, replay)
 		p, tail := follow(t, e)
-		eventually(t, "state while the engine is away", func() bool { return p.worth() == Syncing && p.reason != "" })
+		eventually(t, "state while the engine is away", func() bool { return p.said(Syncing) })
 		e.start()
 		// It came into being under our eyes: even without replay nothing can be missing.
 		p.settles(t, Exact)
@@ -29,7 +28,7 @@ func TestTailFollowsFromTheFirstBatch(t *testing.T) {
 		e.publish(removed(1), stored(3))
 		p.settles(t, Exact, 2, 3)
 		if p.count() != 0 {
-			t.Errorf("new lives %q", p.lives)
+			t.Errorf("new lives %q", p.ended())
 		}
 		if st := tail.Stats(); st.Batches != 2 || st.Sequence != 1 || !st.Connected {
 			t.Errorf("stats %+v", st)
@@ -96,9 +95,9 @@ func TestGapIsReplayed(t *testing.T) {
 	e.publish(stored(4))
 	p.settles(t, Exact, 2, 3, 4)
 	if st := tail.Stats(); st.Gaps != 1 || st.LostBatches != 0 || p.count() != 0 {
-		t.Errorf("stats %+v, lives %q", st, p.lives)
+		t.Errorf("stats %+v, lives %q", st, p.ended())
 	}
-	if !slices.Contains(p.states, Syncing) {
+	if !p.said(Syncing) {
 		t.Error("never said that it was syncing")
 	}
 }
@@ -153,7 +152,7 @@ func TestUnfillableGapForgets(t *testing.T) {
 			e.publish(stored(4))
 			p.settles(t, Approximate, 3, 4)
 			if p.count() != 1 {
-				t.Errorf("lives %q", p.lives)
+				t.Errorf("lives %q", p.ended())
 			}
 		})
 	}
@@ -208,7 +207,7 @@ func TestRestartAtTheSameAddress(t *testing.T) {
 				t.Errorf("right again only after %v", took)
 			}
 			if p.count() != 1 {
-				t.Errorf("lives %q", p.lives)
+				t.Errorf("lives %q", p.ended())
 			}
 		})
 	}
@@ -237,7 +236,7 @@ func TestRestartBehindTheConnection(t *testing.T) {
 			p.settles(t, Approximate)
 		}
 		if p.count() != 1 {
-			t.Errorf("lives %q", p.lives)
+			t.Errorf("lives %q", p.ended())
 		}
 	}
 }
@@ -253,9 +252,9 @@ func TestLostConnectionToTheSameEngine(t *testing.T) {
 	e.hide(stored(2))
 	p.settles(t, Exact, 1, 2)
 	if p.count() != 0 {
-		t.Errorf("lives %q", p.lives)
+		t.Errorf("lives %q", p.ended())
 	}
-	if !slices.Contains(p.states[1:], Syncing) {
+	if !p.doubted() {
 		t.Error("a lost connection raised no doubt")
 	}
 	// The ring moves on while nobody listens: it cannot be the same for sure.
@@ -267,7 +266,7 @@ func TestLostConnectionToTheSameEngine(t *testing.T) {
 	e.hide(stored(4))
 	p.settles(t, Approximate, 4)
 	if p.count() != 1 {
-		t.Errorf("lives %q", p.lives)
+		t.Errorf("lives %q", p.ended())
 	}
 }
 
@@ -285,7 +284,7 @@ func TestFallingSequenceIsANewLife(t *testing.T) {
 	e.publish(stored(102))
 	p.settles(t, Exact, 101, 102)
 	if p.count() != 1 {
-		t.Errorf("lives %q", p.lives)
+		t.Errorf("lives %q", p.ended())
 	}
 }
 
@@ -301,7 +300,7 @@ func TestUnreadableBatchForgets(t *testing.T) {
 	e.publish(stored(2))
 	p.settles(t, Approximate, 2)
 	if st := tail.Stats(); st.Undecodable != 1 || p.count() != 1 {
-		t.Errorf("stats %+v, lives %q", st, p.lives)
+		t.Errorf("stats %+v, lives %q", st, p.ended())
 	}
 }
 

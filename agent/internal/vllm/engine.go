@@ -1,0 +1,276 @@
+package vllm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvscout/kvscout/agent/internal/zmtp"
+)
+
+// Bounds of what is read from an engine's HTTP server.
+const (
+	maxPage      = 8 << 20
+	maxModels    = 4096
+	engineWithin = 2 * time.Second
+)
+
+// EngineConfig says where an engine's HTTP server is.
+type EngineConfig struct {
+	URL string // http://host:port
+	Key string // API key of the engine; empty: none
+}
+
+// Engine asks an engine's HTTP server.
+type Engine struct {
+	base *url.URL
+	key  string
+	http *http.Client
+}
+
+// NewEngine checks the URL.
+func NewEngine(cfg EngineConfig) (*Engine, error) {
+	base, err := url.Parse(cfg.URL)
+	if err != nil {
+		return nil, err
+	}
+	if base.Scheme != "http" && base.Scheme != "https" || base.Host == "" {
+		return nil, fmt.Errorf("engine URL %q: want http://host:port", cfg.URL)
+	}
+	return &Engine{base: base, key: cfg.Key, http: &http.Client{
+		Timeout:   engineWithin,
+		Transport: &http.Transport{MaxIdleConnsPerHost: 4, IdleConnTimeout: time.Minute},
+	}}, nil
+}
+
+// Host is the engine's host name, Address its host and port.
+func (e *Engine) Host() string { return e.base.Hostname() }
+
+func (e *Engine) Address() string {
+	if e.base.Port() != "" {
+		return e.base.Host
+	}
+	port := "80"
+	if e.base.Scheme == "https" {
+		port = "443"
+	}
+	return net.JoinHostPort(e.base.Hostname(), port)
+}
+
+// Close drops idle connections.
+func (e *Engine) Close() { e.http.CloseIdleConnections() }
+
+// errAbsent says that the engine has no such page.
+var errAbsent = errors.New("no such page")
+
+func (e *Engine) get(ctx context.Context, path string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.base.JoinPath(path).String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	if e.key != "" {
+		req.Header.Set("Authorization", "Bearer "+e.key)
+	}
+	resp, err := e.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxPage+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	case resp.StatusCode == http.StatusNotFound:
+		return nil, errAbsent
+	case resp.StatusCode != http.StatusOK:
+		return nil, fmt.Errorf("%s answered %s", path, resp.Status)
+	case len(body) > maxPage:
+		return nil, fmt.Errorf("%s is larger than %d bytes", path, maxPage)
+	}
+	return body, nil
+}
+
+func (e *Engine) getJSON(ctx context.Context, path string, v any) error {
+	body, err := e.get(ctx, path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(body, v); err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	return nil
+}
+
+// Version of the engine.
+func (e *Engine) Version(ctx context.Context) (string, error) {
+	var v struct{ Version string }
+	err := e.getJSON(ctx, "/version", &v)
+	return v.Version, err
+}
+
+// Adapter is a LoRA adapter that an engine has loaded.
+type Adapter struct{ Name, Root string }
+
+// Models is what an engine serves.
+type Models struct {
+	Names       []string // of the base model; the first is its identity
+	Root        string   // folder or repository of the base model
+	MaxModelLen int      // 0: not said
+	Adapters    []Adapter
+}
+
+// Models lists the base model's names and the adapters.
+func (e *Engine) Models(ctx context.Context) (Models, error) {
+	var list struct {
+		Data []struct {
+			ID          string
+			Root        string
+			Parent      *string
+			MaxModelLen int `json:"max_model_len"`
+		}
+	}
+	if err := e.getJSON(ctx, "/v1/models", &list); err != nil {
+		return Models{}, err
+	}
+	if len(list.Data) > maxModels {
+		return Models{}, fmt.Errorf("/v1/models lists %d models", len(list.Data))
+	}
+	var m Models
+	for _, d := range list.Data {
+		switch {
+		case d.ID == "":
+		case d.Parent != nil:
+			m.Adapters = append(m.Adapters, Adapter{Name: d.ID, Root: d.Root})
+		default:
+			if len(m.Names) == 0 {
+				m.Root, m.MaxModelLen = d.Root, max(d.MaxModelLen, 0)
+			}
+			m.Names = append(m.Names, d.ID)
+		}
+	}
+	if len(m.Names) == 0 {
+		return Models{}, errors.New("/v1/models names no model")
+	}
+	return m, nil
+}
+
+// Source is where one rank publishes its events.
+type Source struct {
+	Endpoint string
+	Replay   string // empty: none
+	Topic    string
+}
+
+// Sources asks for the streams by rank. ok is false when the engine cannot
+// say; an empty map means that it publishes nothing.
+func (e *Engine) Sources(ctx context.Context) (sources map[int]Source, ok bool, err error) {
+	body, err := e.get(ctx, "/kv_event_sources")
+	if errors.Is(err, errAbsent) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	sources, err = parseSources(body, e.Host())
+	if err != nil {
+		return nil, false, fmt.Errorf("read /kv_event_sources: %w", err)
+	}
+	return sources, true, nil
+}
+
+type sourceEntry struct {
+	Enabled   *bool `json:"enable_kv_cache_events"`
+	Publisher string
+	Endpoint  string
+	Replay    string `json:"replay_endpoint"`
+	Topic     string
+}
+
+func parseSources(body []byte, host string) (map[int]Source, error) {
+	var entries map[string]json.RawMessage
+	if err := json.Unmarshal(body, &entries); err != nil {
+		return nil, err
+	}
+	if inner, ok := entries["sources"]; ok {
+		entries = nil
+		if err := json.Unmarshal(inner, &entries); err != nil {
+			return nil, err
+		}
+	}
+	sources := make(map[int]Source)
+	for name, raw := range entries {
+		rank, err := strconv.Atoi(name)
+		if err != nil || rank < 0 || rank > maxRank {
+			return nil, fmt.Errorf("rank %q", name)
+		}
+		var s sourceEntry
+		if err := json.Unmarshal(raw, &s); err != nil {
+			return nil, fmt.Errorf("rank %d: %w", rank, err)
+		}
+		if s.Enabled != nil && !*s.Enabled || s.Publisher != "" && s.Publisher != "zmq" || s.Endpoint == "" {
+			continue
+		}
+		if len(sources) == MaxRanks {
+			return nil, fmt.Errorf("more than %d ranks", MaxRanks)
+		}
+		sources[rank] = Source{Endpoint: s.Endpoint, Replay: s.Replay, Topic: s.Topic}
+	}
+	// An engine may repeat what was configured for rank 0.
+	first, shared := sources[0]
+	for rank, s := range sources {
+		var err error
+		if rank > 0 && shared && s.Endpoint == first.Endpoint {
+			if s.Endpoint, err = RankEndpoint(s.Endpoint, rank); err != nil {
+				return nil, err
+			}
+			if s.Replay != "" {
+				if s.Replay, err = RankEndpoint(s.Replay, rank); err != nil {
+					return nil, err
+				}
+			}
+		}
+		s.Endpoint, s.Replay = onHost(s.Endpoint, host), onHost(s.Replay, host)
+		sources[rank] = s
+	}
+	return sources, nil
+}
+
+// onHost replaces a wildcard host by the engine's.
+func onHost(endpoint, host string) string {
+	rest, ok := strings.CutPrefix(endpoint, "tcp://")
+	if !ok {
+		return endpoint
+	}
+	name, port, err := net.SplitHostPort(rest)
+	if err != nil || name != "*" && name != "0.0.0.0" && name != "::" {
+		return endpoint
+	}
+	return "tcp://" + net.JoinHostPort(host, port)
+}
+
+// RankEndpoint gives the endpoint of a rank from that of rank 0: vLLM adds the
+// rank to the port.
+func RankEndpoint(endpoint string, rank int) (string, error) {
+	if rank == 0 {
+		return endpoint, nil
+	}
+	e, err := zmtp.ParseEndpoint(endpoint)
+	if err != nil {
+		return "", err
+	}
+	if e.Network != "tcp" || e.Port == 0 {
+		return "", fmt.Errorf("endpoint %q has no port to which rank %d could be added", endpoint, rank)
+	}
+	if e.Port += rank; e.Port > 65535 {
+		return "", fmt.Errorf("endpoint %q has no port for rank %d", endpoint, rank)
+	}
+	return e.String(), nil
+}

@@ -87,8 +87,8 @@ type Fleet struct {
 	slots    []*slot    // by ID, nil where free
 	free     []ID       // oldest first
 	names    map[string]*slot
-	sorted   []*slot // by name
-	roster   *roster // who serves what; nil after a change
+	members  []*Member // by name; the next view's
+	roster   *roster   // who serves what; nil after a change
 	newest   time.Time
 	resumed  time.Time // when the first was heard after all had been silent
 	open     decisions
@@ -107,8 +107,9 @@ type Stats struct {
 
 // slot is the mutable side of a member, guarded by Fleet.mu.
 type slot struct {
-	member *Member // what views show
-	ledger ledger
+	member   *Member // what views show
+	position int     // in Fleet.members
+	ledger   ledger
 }
 
 // New returns an empty fleet.
@@ -154,8 +155,6 @@ func (f *Fleet) Join(name string, now time.Time) (ID, error) {
 	f.names[name] = s
 	f.insertLocked(s)
 	f.heardLocked(now)
-	f.roster = nil
-	f.stale.Store(true)
 	return id, nil
 }
 
@@ -186,8 +185,7 @@ func (f *Fleet) Heard(id ID, info Info, load *Load, now time.Time) {
 		}
 	}
 	f.heardLocked(now)
-	s.member = &m
-	f.stale.Store(true)
+	f.replaceLocked(s, &m)
 }
 
 // SetPicture says which picture of its cache the index has. Another epoch is
@@ -204,8 +202,7 @@ func (f *Fleet) SetPicture(id ID, p Picture) {
 		f.open.dropMember(s)
 	}
 	m.Picture = p
-	s.member = &m
-	f.stale.Store(true)
+	f.replaceLocked(s, &m)
 }
 
 // Leave forgets a member with all its reservations and sessions.
@@ -218,12 +215,10 @@ func (f *Fleet) Leave(id ID) {
 	}
 	f.open.dropMember(s)
 	f.sessions.dropMember(id)
+	f.removeLocked(s)
 	f.slots[id] = nil
 	f.free = append(f.free, id)
 	delete(f.names, s.member.Info.Name)
-	f.removeLocked(s)
-	f.roster = nil
-	f.stale.Store(true)
 }
 
 // Sweep lets reservations run out and returns the members that were silent
@@ -237,9 +232,9 @@ func (f *Fleet) Sweep(now time.Time) (forget []ID) {
 	if now.Sub(f.newest) > f.cfg.Silence {
 		return nil
 	}
-	for _, s := range f.sorted {
-		if now.Sub(later(s.member.Heard, f.resumed)) > f.cfg.Grace {
-			forget = append(forget, s.member.ID)
+	for _, m := range f.members {
+		if now.Sub(later(m.Heard, f.resumed)) > f.cfg.Grace {
+			forget = append(forget, m.ID)
 		}
 	}
 	return forget

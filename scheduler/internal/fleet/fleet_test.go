@@ -3,8 +3,11 @@ package fleet
 import (
 	"errors"
 	"fmt"
+	"math"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 var t0 = time.Unix(1_700_000_000, 0)
@@ -44,5 +47,116 @@ func TestJoinIsIdempotentAndBounded(t *testing.T) {
 	}
 	if m := f.View().Named("a"); m != nil {
 		t.Fatalf("a is still seen: %+v", m)
+	}
+}
+
+func TestSilence(t *testing.T) {
+	f, ids := fleetOf(t, Config{Heartbeat: time.Second, Grace: 10 * time.Second}, 2)
+	hear := func(i int, at time.Duration) {
+		f.Heard(ids[i], Info{Models: []string{"model"}}, nil, after(at))
+	}
+	silent := func(at time.Duration) [2]bool {
+		v := f.View()
+		return [2]bool{v.Silent(v.Member(ids[0]), after(at)), v.Silent(v.Member(ids[1]), after(at))}
+	}
+	for s := range 8 {
+		hear(0, time.Duration(s)*time.Second)
+	}
+	if got := silent(3 * time.Second); got != [2]bool{} {
+		t.Errorf("after three heartbeats: %v", got)
+	}
+	if got := silent(7 * time.Second); got != [2]bool{false, true} {
+		t.Errorf("m1 has not spoken for 7 s: %v", got)
+	}
+	if got := f.Sweep(after(8 * time.Second)); got != nil {
+		t.Errorf("forgotten within the grace period: %v", got)
+	}
+	hear(0, 9*time.Second)
+	hear(0, 10500*time.Millisecond)
+	if got := f.Sweep(after(10500 * time.Millisecond)); len(got) != 1 || got[0] != ids[1] {
+		t.Errorf("to forget: %v, want m1", got)
+	}
+}
+
+// When all fall silent it is the wire: nobody is forgotten, and the first to
+// speak again is not the only one to be chosen.
+func TestSilenceOfAllIsTheWire(t *testing.T) {
+	f, ids := fleetOf(t, Config{Heartbeat: time.Second, Grace: 10 * time.Second}, 2)
+	later := after(time.Hour)
+	v := f.View()
+	if !v.Stale(later) || v.Silent(v.Member(ids[0]), later) {
+		t.Error("all are silent: the view is stale and everybody can be chosen")
+	}
+	if got := f.Sweep(later); got != nil {
+		t.Errorf("to forget: %v", got)
+	}
+	f.Heard(ids[0], Info{Models: []string{"model"}}, nil, later)
+	v = f.View()
+	if v.Stale(later) || v.Silent(v.Member(ids[1]), later.Add(time.Second)) {
+		t.Error("m1 had no time to speak yet")
+	}
+	if got := f.Sweep(later.Add(time.Second)); got != nil {
+		t.Errorf("to forget: %v", got)
+	}
+	f.Heard(ids[0], Info{Models: []string{"model"}}, nil, later.Add(2*time.Second))
+	f.Heard(ids[0], Info{Models: []string{"model"}}, nil, later.Add(5*time.Second))
+	v = f.View()
+	if !v.Silent(v.Member(ids[1]), later.Add(5*time.Second)) {
+		t.Error("m1 stays silent while m0 is heard")
+	}
+}
+
+// Peers' bug 22: what is missing or cannot be is unknown, and not 0.
+func TestMissingLoadIsUnknown(t *testing.T) {
+	f, ids := fleetOf(t, Config{}, 1)
+	m := f.View().Member(ids[0])
+	if m.Load.Running != -1 || m.Load.Waiting != -1 || !math.IsNaN(m.Load.KVUsage) || !math.IsNaN(m.Load.Totals.PrefillSeconds) {
+		t.Errorf("before a sample: %+v", m.Load)
+	}
+	f.Heard(ids[0], Info{}, &Load{
+		At: after(time.Hour), Running: -7, Waiting: -7, KVUsage: 1.5,
+		Totals: Totals{PrefillSeconds: math.Inf(1), QueueSeconds: -1},
+	}, t0)
+	m = f.View().Member(ids[0])
+	if m.Load.Running != -1 || m.Load.Waiting != -1 || !math.IsNaN(m.Load.KVUsage) ||
+		!math.IsNaN(m.Load.Totals.PrefillSeconds) || !math.IsNaN(m.Load.Totals.QueueSeconds) || m.Load.At.After(t0) {
+		t.Errorf("after nonsense: %+v", m.Load)
+	}
+}
+
+func TestServing(t *testing.T) {
+	f := New(Config{})
+	a, _ := f.Join("a", t0)
+	b, _ := f.Join("b", t0)
+	f.Heard(b, Info{Models: []string{"base", "alias", "base"}, Adapters: []Adapter{{Name: "lora"}, {Name: "base"}}}, nil, t0)
+	f.Heard(a, Info{Models: []string{"lora"}}, nil, t0)
+	for name, want := range map[string][]Service{
+		"base":  {{Position: 1}},
+		"alias": {{Position: 1}},
+		"lora":  {{Position: 0}, {Position: 1, Adapter: true}},
+		"other": nil,
+	} {
+		if diff := cmp.Diff(want, f.View().Serving(name)); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+func BenchmarkHeardAndView(b *testing.B) {
+	f := New(Config{})
+	var ids []ID
+	for i := range 4096 {
+		id, _ := f.Join(fmt.Sprint(i), t0)
+		ids = append(ids, id)
+	}
+	info := Info{Models: []string{"model"}, BlockSize: 16}
+	for _, id := range ids {
+		f.Heard(id, info, nil, t0)
+	}
+	f.View()
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		f.Heard(ids[i%4096], info, nil, after(time.Duration(i)))
+		f.View()
 	}
 }

@@ -12,7 +12,6 @@ type View struct {
 	Members []*Member
 
 	cfg             *Config
-	byID            []*Member
 	roster          *roster
 	newest, resumed time.Time
 }
@@ -22,6 +21,7 @@ type View struct {
 type roster struct {
 	serving map[string][]Service
 	names   map[string]int32
+	byID    []int32 // position plus one; 0: no member
 }
 
 // Service is one member that answers to a model name.
@@ -47,16 +47,11 @@ func (f *Fleet) View() *View {
 		f.roster = f.rosterLocked()
 	}
 	v := &View{
-		Members: make([]*Member, len(f.sorted)),
+		Members: slices.Clone(f.members),
 		cfg:     &f.cfg,
-		byID:    make([]*Member, len(f.slots)),
 		roster:  f.roster,
 		newest:  f.newest,
 		resumed: f.resumed,
-	}
-	for i, s := range f.sorted {
-		v.Members[i] = s.member
-		v.byID[s.member.ID] = s.member
 	}
 	f.view.Store(v)
 	f.stale.Store(false)
@@ -65,10 +60,10 @@ func (f *Fleet) View() *View {
 
 // Member returns the member with that number, or nil.
 func (v *View) Member(id ID) *Member {
-	if int(id) >= len(v.byID) {
+	if int(id) >= len(v.roster.byID) || v.roster.byID[id] == 0 {
 		return nil
 	}
-	return v.byID[id]
+	return v.Members[v.roster.byID[id]-1]
 }
 
 // Named returns the member with that name, or nil.
@@ -104,11 +99,13 @@ func (v *View) FreshLoad(m *Member, now time.Time) bool {
 func (f *Fleet) rosterLocked() *roster {
 	r := &roster{
 		serving: make(map[string][]Service),
-		names:   make(map[string]int32, len(f.sorted)),
+		names:   make(map[string]int32, len(f.members)),
+		byID:    make([]int32, len(f.slots)),
 	}
-	for i, s := range f.sorted {
-		at, info := int32(i), s.member.Info
+	for i, m := range f.members {
+		at, info := int32(i), m.Info
 		r.names[info.Name] = at
+		r.byID[m.ID] = at + 1
 		for j, name := range info.Models {
 			if !slices.Contains(info.Models[:j], name) {
 				r.serving[name] = append(r.serving[name], Service{Position: at})
@@ -125,15 +122,31 @@ func (f *Fleet) rosterLocked() *roster {
 	return r
 }
 
-func byName(s *slot, name string) int { return strings.Compare(s.member.Info.Name, name) }
+// replaceLocked lets the next view show m for the slot.
+func (f *Fleet) replaceLocked(s *slot, m *Member) {
+	s.member = m
+	f.members[s.position] = m
+	f.stale.Store(true)
+}
 
 func (f *Fleet) insertLocked(s *slot) {
-	at, _ := slices.BinarySearchFunc(f.sorted, s.member.Info.Name, byName)
-	f.sorted = slices.Insert(f.sorted, at, s)
+	at, _ := slices.BinarySearchFunc(f.members, s.member.Info.Name, func(m *Member, name string) int {
+		return strings.Compare(m.Info.Name, name)
+	})
+	f.members = slices.Insert(f.members, at, s.member)
+	f.renumberLocked(at)
 }
 
 func (f *Fleet) removeLocked(s *slot) {
-	if at, ok := slices.BinarySearchFunc(f.sorted, s.member.Info.Name, byName); ok {
-		f.sorted = slices.Delete(f.sorted, at, at+1)
+	f.members = slices.Delete(f.members, s.position, s.position+1)
+	f.renumberLocked(s.position)
+}
+
+// renumberLocked follows a change in the order from a position on.
+func (f *Fleet) renumberLocked(from int) {
+	for i, m := range f.members[from:] {
+		f.slots[m.ID].position = from + i
 	}
+	f.roster = nil
+	f.stale.Store(true)
 }

@@ -1,0 +1,361 @@
+package fleet
+
+import (
+	"fmt"
+	"math"
+	"sync"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// decide charges 1,000 tokens and 100 ms to a member.
+func decide(t *testing.T, f *Fleet, id ID, session string, now time.Time) Decision {
+	t.Helper()
+	m := f.View().Member(id)
+	d, ok := f.Decide(session, now, func(ID, bool) (Choice, bool) {
+		return Choice{Member: m, Session: session, Uncached: 1000, PrefillMS: 100, FirstTokenMS: 100, Cached: 16}, true
+	})
+	if !ok {
+		t.Fatalf("member %d was not charged", id)
+	}
+	return d
+}
+
+func load(at time.Time, running, waiting int) *Load {
+	return &Load{At: at, Running: running, Waiting: waiting, KVUsage: math.NaN(), Totals: NoTotals()}
+}
+
+func reserved(f *Fleet, id ID) Reserved { return f.View().Member(id).Reserved() }
+
+func TestFirstTokenFreesTokensAndKeepsTheSlot(t *testing.T) {
+	f, ids := fleetOf(t, Config{}, 1)
+	d := decide(t, f, ids[0], "", t0)
+	if r := reserved(f, ids[0]); r.Tokens != 1000 || r.Open != 1 || r.Unseen != 1 || r.Last != 1 {
+		t.Fatalf("after a decision: %+v", r)
+	}
+	if !f.Report(Report{Decision: d, Outcome: FirstToken}, after(time.Second)) {
+		t.Fatal("the decision is not known")
+	}
+	if r := reserved(f, ids[0]); r.Tokens != 0 || r.Wait(t0) != 0 || r.Open != 1 || r.Unseen != 1 {
+		t.Fatalf("after the first token: %+v", r)
+	}
+	f.Report(Report{Decision: d, Outcome: Finished}, after(2*time.Second))
+	if r := reserved(f, ids[0]); r.Open != 0 || r.Unseen != 0 {
+		t.Fatalf("after the end: %+v", r)
+	}
+	if f.Report(Report{Decision: d, Outcome: Finished}, after(2*time.Second)) {
+		t.Fatal("a closed decision is still known")
+	}
+}
+
+// A caller that crashed, or a lost report, must not leave load behind.
+func TestLostReportsLeaveNoLoad(t *testing.T) {
+	f, ids := fleetOf(t, Config{}, 1)
+	for range 100 {
+		decide(t, f, ids[0], "", t0)
+	}
+	f.Sweep(after(1100 * time.Millisecond))
+	if r := reserved(f, ids[0]); r.Open != 100 {
+		t.Fatalf("before their time: %+v", r)
+	}
+	f.Sweep(after(1200 * time.Millisecond))
+	if r := reserved(f, ids[0]); r.Open != 0 || r.Tokens != 0 || r.PrefillMS != 0 {
+		t.Fatalf("after their time: %+v", r)
+	}
+	if st := f.Stats(); st.Expired != 100 || st.Decisions != 100 {
+		t.Fatalf("%+v, want 100 expired that can still be reported", st)
+	}
+	f.Sweep(after(longestDecision))
+	if st := f.Stats(); st.Decisions != 0 {
+		t.Fatalf("%d decisions are kept for ever", st.Decisions)
+	}
+}
+
+func TestNonsensePredictionsExpireToo(t *testing.T) {
+	for _, ms := range []float64{math.NaN(), math.Inf(1), -1, 1e300} {
+		f, ids := fleetOf(t, Config{}, 1)
+		m := f.View().Member(ids[0])
+		f.Decide("", t0, func(ID, bool) (Choice, bool) {
+			return Choice{Member: m, Uncached: 1, PrefillMS: ms, FirstTokenMS: ms}, true
+		})
+		if w := reserved(f, ids[0]).Wait(t0); !(w >= 0) || math.IsInf(w, 0) {
+			t.Errorf("%v ms: wait %v", ms, w)
+		}
+		f.Sweep(after(longestPrefill))
+		if r := reserved(f, ids[0]); r.Open != 0 || r.PrefillMS != 0 {
+			t.Errorf("%v ms: %+v is left", ms, r)
+		}
+	}
+}
+
+func TestSampleReplacesWhatItHasSeen(t *testing.T) {
+	f, ids := fleetOf(t, Config{Settle: 200 * time.Millisecond}, 1)
+	f.Heard(ids[0], Info{}, load(t0, 0, 0), t0)
+	requests := func() int { m := f.View().Member(ids[0]); return m.Requests(m.Reserved()) }
+	decide(t, f, ids[0], "", after(100*time.Millisecond))
+	decide(t, f, ids[0], "", after(500*time.Millisecond))
+	if n := requests(); n != 2 {
+		t.Fatalf("before the sample: %d requests", n)
+	}
+	// The sample is of 0.6 s and can contain the first only.
+	f.Heard(ids[0], Info{}, load(after(600*time.Millisecond), 1, 0), after(700*time.Millisecond))
+	if r := reserved(f, ids[0]); r.Unseen != 1 || r.PrefillsSeen != 1 || requests() != 2 {
+		t.Fatalf("after the sample: %+v, %d requests", r, requests())
+	}
+	// A sample in which the engine is empty ends what it must have seen.
+	f.Heard(ids[0], Info{}, load(after(690*time.Millisecond), 0, 0), after(800*time.Millisecond))
+	if r := reserved(f, ids[0]); r.Open != 1 || r.Tokens != 1000 || requests() != 1 {
+		t.Fatalf("after the empty sample: %+v, %d requests", r, requests())
+	}
+	// An older sample that comes late changes nothing.
+	f.Heard(ids[0], Info{}, load(after(100*time.Millisecond), 9, 9), after(800*time.Millisecond))
+	if n := requests(); n != 1 {
+		t.Fatalf("after a late sample: %d requests", n)
+	}
+}
+
+func TestEndAfterTheSampleIsTakenOffIt(t *testing.T) {
+	f, ids := fleetOf(t, Config{}, 1)
+	d := decide(t, f, ids[0], "", t0)
+	f.Heard(ids[0], Info{}, load(after(time.Second), 3, 0), after(time.Second))
+	f.Report(Report{Decision: d, Outcome: Finished}, after(1100*time.Millisecond))
+	m := f.View().Member(ids[0])
+	if n := m.Requests(m.Reserved()); n != 2 {
+		t.Fatalf("%d requests, want the sample's 3 less the one that ended", n)
+	}
+}
+
+func TestReservationMovesWithTheRequest(t *testing.T) {
+	f, ids := fleetOf(t, Config{}, 2)
+	d := decide(t, f, ids[0], "s", t0)
+	f.Report(Report{Decision: d, Outcome: FirstToken, Member: "m1", Counts: true, PromptTokens: 100, Cached: 0}, t0)
+	if a, b := reserved(f, ids[0]), reserved(f, ids[1]); a.Open != 0 || b.Open != 1 || b.Tokens != 0 {
+		t.Fatalf("chosen %+v, served %+v", a, b)
+	}
+	if last, ok := f.LastMember("s"); !ok || last != ids[1] {
+		t.Fatalf("the session's last member is %d, %v", last, ok)
+	}
+	if got := f.View().Member(ids[0]).Reported(); got.Requests != 0 {
+		t.Fatalf("the prediction for another member was counted: %+v", got)
+	}
+	f.Report(Report{Decision: d, Outcome: Finished, Member: "nobody"}, t0)
+	if b := reserved(f, ids[1]); b.Open != 0 {
+		t.Fatalf("served by nobody known: %+v", b)
+	}
+}
+
+func TestEngineCountsStandBesidePredictionOnce(t *testing.T) {
+	f, ids := fleetOf(t, Config{}, 1)
+	d := decide(t, f, ids[0], "", t0)
+	for range 2 {
+		f.Report(Report{Decision: d, Outcome: FirstToken, Counts: true, PromptTokens: 1016, Cached: 32}, t0)
+	}
+	want := Reported{Requests: 1, PromptTokens: 1016, CachedTokens: 32, PredictedTokens: 16}
+	if got := f.View().Member(ids[0]).Reported(); got != want {
+		t.Fatalf("%+v, want %+v", got, want)
+	}
+}
+
+func TestWaitShrinksAsTheFirstIsComputed(t *testing.T) {
+	f, ids := fleetOf(t, Config{}, 1)
+	a := decide(t, f, ids[0], "", t0)
+	decide(t, f, ids[0], "", t0)
+	for _, c := range []struct {
+		at   time.Duration
+		want float64
+	}{{0, 200}, {50 * time.Millisecond, 150}, {90 * time.Millisecond, 110}, {400 * time.Millisecond, 110}} {
+		if got := reserved(f, ids[0]).Wait(after(c.at)); got != c.want {
+			t.Errorf("after %v: %v ms, want %v", c.at, got, c.want)
+		}
+	}
+	f.Report(Report{Decision: a, Outcome: FirstToken}, after(400*time.Millisecond))
+	if got := reserved(f, ids[0]).Wait(after(410 * time.Millisecond)); got != 90 {
+		t.Errorf("the second has its turn: %v ms, want 90", got)
+	}
+}
+
+func TestNewEpochVoidsReservations(t *testing.T) {
+	f, ids := fleetOf(t, Config{}, 2)
+	f.SetPicture(ids[0], Picture{Trust: Exact, Epoch: 1})
+	d := decide(t, f, ids[0], "", t0)
+	f.SetPicture(ids[0], Picture{Trust: Exact, Epoch: 1, Sequence: 5})
+	if r := reserved(f, ids[0]); r.Open != 1 {
+		t.Fatalf("the same epoch: %+v", r)
+	}
+	f.SetPicture(ids[0], Picture{Trust: Syncing, Epoch: 2})
+	if r := reserved(f, ids[0]); r.Open != 0 || r.Tokens != 0 {
+		t.Fatalf("the next epoch: %+v", r)
+	}
+	if f.Report(Report{Decision: d, Outcome: Finished}, t0) {
+		t.Fatal("a void decision is still known")
+	}
+}
+
+func TestRemovedMemberLeavesNothingBehind(t *testing.T) {
+	f, ids := fleetOf(t, Config{}, 2)
+	decide(t, f, ids[0], "s", t0)
+	decide(t, f, ids[1], "other", t0)
+	gone := f.View().Member(ids[0])
+	f.Leave(ids[0])
+	f.Leave(ids[0])
+	if st := f.Stats(); st.Members != 1 || st.Decisions != 1 || st.Sessions != 1 {
+		t.Fatalf("left behind: %+v", st)
+	}
+	v := f.View()
+	if v.Member(ids[0]) != nil || v.Named("m0") != nil || len(v.Members) != 1 || len(v.Serving("model")) != 1 {
+		t.Fatalf("still seen: %+v", v)
+	}
+	if _, ok := f.Decide("", t0, func(ID, bool) (Choice, bool) { return Choice{Member: gone}, true }); ok {
+		t.Fatal("a member that left was charged")
+	}
+}
+
+func TestDecisionsAndSessionsAreBounded(t *testing.T) {
+	f, ids := fleetOf(t, Config{MaxDecisions: 10, MaxSessions: 5}, 1)
+	for i := range 1000 {
+		decide(t, f, ids[0], fmt.Sprint(i), after(time.Duration(i)*time.Microsecond))
+	}
+	st := f.Stats()
+	if st.Decisions != 10 || st.Sessions != 5 || st.Evicted != 990 {
+		t.Fatalf("%+v", st)
+	}
+	if r := reserved(f, ids[0]); r.Open != 10 || r.Tokens != 10_000 {
+		t.Fatalf("%+v", r)
+	}
+	for i := range 1000 {
+		if _, ok := f.LastMember(fmt.Sprint(i)); ok != (i >= 995) {
+			t.Fatalf("session %d: %v", i, ok)
+		}
+	}
+}
+
+// The published sums must always be those of the open decisions.
+func TestSumsAreThoseOfTheOpenDecisions(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		f := New(Config{MaxDecisions: 8})
+		now := t0
+		var ids []ID
+		for i := range 3 {
+			id, _ := f.Join(fmt.Sprint(i), now)
+			ids = append(ids, id)
+		}
+		var all []Decision
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			now = now.Add(time.Duration(rapid.IntRange(0, 700).Draw(t, "ms")) * time.Millisecond)
+			id := rapid.SampledFrom(ids).Draw(t, "member")
+			switch rapid.IntRange(0, 5).Draw(t, "do") {
+			case 0, 1:
+				m := f.View().Member(id)
+				d, _ := f.Decide("", now, func(ID, bool) (Choice, bool) {
+					ms := rapid.Float64Range(0, 2000).Draw(t, "prefill")
+					return Choice{Member: m, Uncached: uint64(ms), PrefillMS: ms, FirstTokenMS: ms}, true
+				})
+				all = append(all, d)
+			case 2, 3:
+				if len(all) > 0 {
+					f.Report(Report{
+						Decision: rapid.SampledFrom(all).Draw(t, "decision"),
+						Outcome:  Outcome(rapid.IntRange(1, 4).Draw(t, "outcome")),
+						Member:   rapid.SampledFrom([]string{"", "0", "1", "2", "x"}).Draw(t, "served"),
+					}, now)
+				}
+			case 4:
+				at := now.Add(-time.Duration(rapid.IntRange(0, 500).Draw(t, "age")) * time.Millisecond)
+				f.Heard(id, Info{}, load(at, rapid.IntRange(-1, 5).Draw(t, "running"), rapid.IntRange(-1, 5).Draw(t, "waiting")), now)
+			case 5:
+				f.SetPicture(id, Picture{Epoch: rapid.Uint64Range(1, 2).Draw(t, "epoch")})
+			}
+			check(t, f)
+		}
+		f.Sweep(now.Add(longestDecision))
+		f.Sweep(now.Add(2 * longestDecision))
+		if st := f.Stats(); st.Decisions != 0 {
+			t.Fatalf("left: %+v", st)
+		}
+		check(t, f)
+	})
+}
+
+func check(t *rapid.T, f *Fleet) {
+	t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	want := make(map[*slot]Reserved)
+	for _, d := range f.open.byID {
+		w := want[d.slot]
+		if d.phase != silent {
+			w.Open++
+			if !d.seen {
+				w.Unseen++
+			}
+		}
+		if d.phase == prefilling {
+			w.Prefills++
+			w.Tokens += d.tokens
+			w.PrefillMS += d.prefillMS
+			if d.seen {
+				w.PrefillsSeen++
+			}
+		}
+		want[d.slot] = w
+	}
+	for _, s := range f.names {
+		got, w := s.member.Reserved(), want[s]
+		if got.Open != w.Open || got.Unseen != w.Unseen || got.Prefills != w.Prefills || got.Tokens != w.Tokens ||
+			got.PrefillsSeen != w.PrefillsSeen || math.Abs(got.PrefillMS-w.PrefillMS) > 1e-6 || got.Ended < 0 {
+			t.Fatalf("member %s: published %+v, open %+v", s.member.Info.Name, got, w)
+		}
+	}
+	if len(f.open.byID) != len(f.open.due) {
+		t.Fatalf("%d decisions, %d deadlines", len(f.open.byID), len(f.open.due))
+	}
+}
+
+func TestViewsStayTrueBesideWriters(t *testing.T) {
+	f, ids := fleetOf(t, Config{}, 8)
+	var writers, readers sync.WaitGroup
+	stop := make(chan struct{})
+	for w := range 2 {
+		writers.Add(1)
+		go func() {
+			defer writers.Done()
+			for i := range 2000 {
+				now := after(time.Duration(i) * time.Millisecond)
+				id := ids[(i+w)%len(ids)]
+				f.Heard(id, Info{Models: []string{"model"}, BlockSize: 16}, load(now, i%7, 0), now)
+				f.SetPicture(id, Picture{Trust: Exact, Epoch: 1, Sequence: uint64(i)})
+				m := f.View().Member(id)
+				d, ok := f.Decide("s", now, func(ID, bool) (Choice, bool) { return Choice{Member: m, Uncached: 1, PrefillMS: 1}, true })
+				if ok && i%2 == 0 {
+					f.Report(Report{Decision: d, Outcome: Finished}, now)
+				}
+				f.Sweep(now)
+			}
+		}()
+	}
+	for range 2 {
+		readers.Add(1)
+		go func() {
+			defer readers.Done()
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				v := f.View()
+				for i, m := range v.Members {
+					if v.Named(m.Info.Name) != m || v.Member(m.ID) != m || m.Reserved().Open < 0 {
+						t.Errorf("view is torn at %d", i)
+						return
+					}
+				}
+			}
+		}()
+	}
+	writers.Wait()
+	close(stop)
+	readers.Wait()
+}

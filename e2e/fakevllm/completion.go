@@ -278,7 +278,7 @@ func (g *generation) collect(ctx context.Context, w http.ResponseWriter) {
 		panic(http.ErrAbortHandler)
 	}
 	completion := 0
-	var choices []any
+	choices := make([]any, 0, len(g.list))
 	for i := range g.list {
 		completion += len(outputs[i])
 		if g.chat {
@@ -413,7 +413,7 @@ func (e *Engine) render(chat bool) http.HandlerFunc {
 		if req.Model == "" {
 			req.Model = e.cfg.Model
 		}
-		var out []any
+		out := make([]any, 0, len(list))
 		for _, tokens := range list {
 			out = append(out, map[string]any{
 				"request_id": e.requestID(chat), "token_ids": tokens, "features": nil,

@@ -109,27 +109,22 @@ func cached(t *testing.T, e *Engine, tokens []uint32, generate int) int {
 	return complete(t, e, tokens, generate, nil).Usage.Details.CachedTokens
 }
 
-// event is a decoded map event, short.
+// eventsOf decodes the map events of a message, in short.
 func eventsOf(t *testing.T, m sent) []string {
 	t.Helper()
-	rest := m.wire[m.topicEnd:]
-	rest = rest[10:]
+	rest := m.wire[m.topicEnd:][10:] // behind the sequence frame
 	if rest[0]&flagLong != 0 {
 		rest = rest[9:]
 	} else {
 		rest = rest[2:]
 	}
-	var batch struct {
-		_msgpack struct{} `msgpack:",as_array"` //nolint:unused // read by msgpack
-		TS       float64
-		Events   []map[string]any
-		Rank     int
-	}
+	var batch []any
 	if err := msgpack.Unmarshal(rest, &batch); err != nil {
 		t.Fatal(err)
 	}
 	var out []string
-	for _, e := range batch.Events {
+	for _, e := range batch[1].([]any) {
+		e := e.(map[string]any)
 		s := e["type"].(string)
 		if h, ok := e["block_hashes"].([]any); ok {
 			s += fmt.Sprintf(" %d", len(h))

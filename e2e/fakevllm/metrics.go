@@ -1,6 +1,7 @@
 package fakevllm
 
 import (
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -233,7 +234,7 @@ func cacheConfig(cfg Config, rank int) prometheus.Metric {
 		"sliding_window", "None",
 		"user_specified_block_size", "True",
 	}
-	var names, values []string
+	names, values := make([]string, 0, len(pairs)/2), make([]string, 0, len(pairs)/2)
 	for i := 0; i < len(pairs); i += 2 {
 		names, values = append(names, pairs[i]), append(values, pairs[i+1])
 	}
@@ -250,10 +251,5 @@ func flag(b bool) float64 {
 }
 
 func joined(set map[string]bool) string {
-	var names []string
-	for n := range set {
-		names = append(names, n)
-	}
-	slices.Sort(names)
-	return strings.Join(names, ",")
+	return strings.Join(slices.Sorted(maps.Keys(set)), ",")
 }

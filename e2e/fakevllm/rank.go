@@ -54,7 +54,7 @@ func newRank(index int, cfg Config, events *Publisher, m *metrics) *rank {
 // run takes steps until ctx ends. Steps follow each other at the times the
 // profile says, not at the times the machine finds for them: a late step does
 // not delay the next.
-func (r *rank) run(ctx context.Context) error {
+func (r *rank) run(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	var shares []share
@@ -67,7 +67,7 @@ func (r *rank) run(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
 				r.abortAll()
-				return nil
+				return
 			case <-r.wake:
 			}
 			continue
@@ -86,12 +86,12 @@ func (r *rank) run(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
 				r.abortAll()
-				return nil
+				return
 			case <-timer.C:
 			}
 		} else if ctx.Err() != nil {
 			r.abortAll()
-			return nil
+			return
 		}
 		r.finish(shares, busyUntil)
 	}

@@ -183,7 +183,7 @@ func (e *Engine) listModels(w http.ResponseWriter, _ *http.Request) {
 func (e *Engine) loadedAdapters() []loaded {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var list []loaded
+	list := make([]loaded, 0, len(e.adapters))
 	for _, a := range e.adapters {
 		list = append(list, a)
 	}

@@ -1,0 +1,254 @@
+// Package mirror keeps the blocks that one engine rank holds at this moment, as
+// its KV events tell it, and says which of them a request could use.
+//
+// A block counts on a lane only while every block before it does: engines stop
+// at the first miss. Whatever the events leave open is answered with "absent":
+// a block wrongly believed absent costs a cache miss, one wrongly believed held
+// misleads every decision about this member. The rules that follow from it:
+//
+//   - Every physical copy in GPU memory is announced and removed on its own, so
+//     copies are counted per KV-cache group. Host and disk hold a block at most
+//     once, there the last word counts.
+//   - A root store whose blocks are present already is either a further copy or
+//     the report of a hit (kv_cache_report_mode=full), which has no copy behind
+//     it. Such copies are counted apart and credited only when a later store
+//     below them proves that the block is still there.
+//   - Blocks are credited when every known group holds them and one of the groups
+//     is full attention. Kinds of groups that cannot be followed end all credit.
+//   - A block beyond the GPU prefix counts on a lower lane only by a copy of its
+//     own on that lane: engines load a prefix, they do not hop between tiers.
+//   - Tokens come from GPU stores only. Offloading events tell no salt and no
+//     multimodal item, so their blocks are joined by engine hash.
+//   - One hash with two contents, or one content with two hashes, means that the
+//     events don't tell all: all of them are withheld until they are gone.
+//
+// Changes collect in the mirror; Drain tells the difference to what it told
+// before. A mirror belongs to one goroutine.
+package mirror
+
+import (
+	"github.com/kvscout/kvscout/protocol/blockkey"
+)
+
+// Tier is where a copy of a block lies.
+type Tier uint8
+
+const (
+	GPU Tier = iota
+	Host
+	Disk
+)
+
+// Lane is a nested, prefix-closed union of tiers.
+type Lane uint8
+
+const (
+	LaneGPU  Lane = iota // GPU memory
+	LaneHost             // GPU or host memory
+	LaneDisk             // GPU or host memory or local disk
+
+	Lanes = 3
+)
+
+// GroupKind is the attention of a KV-cache group.
+type GroupKind uint8
+
+const (
+	Unspecified GroupKind = iota // the event doesn't say
+	Full                         // every block before a token is needed for it
+	Sliding                      // only the blocks of a window are
+	Other                        // anything else: state, chunks, cross attention
+)
+
+// Store is one BlockStored event, normalised.
+type Store struct {
+	Tier   Tier
+	Group  int
+	Kind   GroupKind
+	Window int // of a sliding group, in tokens; 0: not said
+
+	Hashes    []uint64 // consecutive blocks of one chain, except in a sliding group, which leaves blocks out
+	Parent    uint64   // hash before Hashes[0]
+	HasParent bool     // false: Hashes[0] opens a prompt
+	Tokens    []uint32 // of all blocks; empty in placeholders of offloading connectors
+	BlockSize int
+
+	Adapter string
+	Salt    string           // counts only when HasParent is false
+	Refs    [][]blockkey.Ref // aligned with Hashes, or nil
+
+	// Withhold: the content cannot be keyed (adapter without a name, prompt
+	// embeddings). Such blocks are mirrored and never published.
+	Withhold bool
+	// HidesExtras: the engine's era sends no extra keys, so a salt or an image
+	// would be invisible.
+	HidesExtras bool
+	// Physical: the engine's era knows no hit reports, so every store is a copy.
+	Physical bool
+}
+
+// Remove is one BlockRemoved event, normalised.
+type Remove struct {
+	Tier     Tier
+	Group    int
+	HasGroup bool // false: the engine's era names no groups
+	Hashes   []uint64
+}
+
+// Op says that a run of consecutive blocks of one chain became held on a lane,
+// or that it is held no longer. The receiver may keep Keys.
+type Op struct {
+	Remove   bool
+	Lane     Lane
+	Parent   blockkey.Key // before Keys[0]; the scope's root at position 0
+	Position uint32       // of Keys[0] in its chain
+	Keys     []blockkey.Key
+}
+
+// Config of a Mirror.
+type Config struct {
+	Model string // identity of the keys
+	// BlockSize in tokens; 0: learned from the first full-attention event.
+	BlockSize int
+	// MaxBlocks of the engine's GPU pool; 0: not known.
+	MaxBlocks int
+	// MaxNodes bounds the memory: blocks over all tiers, with the hashes that
+	// are only known as parents. 0: 2,097,152, about 250 MB.
+	MaxNodes int
+}
+
+const (
+	defaultMaxNodes = 1 << 21
+	maxGroups       = 32
+	maxBlockSize    = 1 << 20
+	maxAdapters     = 4096
+	maxAdapterName  = 4096
+	// maxRootHashes bounds what is remembered of root blocks after their
+	// eviction, on engines that hide salts.
+	maxRootHashes = 65536
+	// maxDoubts bounds blocks that are kept although it is not sure that the
+	// engine holds a copy.
+	maxDoubts = 1 << 14
+	// maxProof is how many blocks upwards one store proves.
+	maxProof = 1 << 14
+)
+
+// Mirror of one rank's cache. The zero value is not usable.
+type Mirror struct {
+	cfg       Config
+	blockSize int // 0: not known yet
+
+	nodes    []node // nodes[0] is the trunk: parent of all root blocks
+	free     int32  // first free node, linked by next
+	used     int    // nodes in use, without the trunk
+	byHash   map[uint64]int32
+	claims   map[blockkey.Key]claim
+	groups   []*group
+	crowded  bool // more groups than maxGroups were named
+	noCredit string
+
+	adapters map[string]uint16
+
+	rootHashes map[blockkey.Key]uint64 // first hash of each root block, on engines that hide extras
+	saltSeen   bool
+
+	gpuCopies int    // sure copies in GPU memory over all groups
+	doubts    int    // (block, group) pairs with only unproven copies
+	proof     uint32 // counts the doubts that arose
+	lossy     bool   // knowledge was dropped in this life
+
+	lastGroup int // of the last GPU store
+	fresh     fresh
+
+	dirty   []int32 // nodes with flagDirty, also freed ones
+	changed []int32 // scratch of Drain
+	stack   []int32 // scratch of walks
+	runs    []run   // scratch of Drain
+
+	count  [Lanes]int
+	digest [Lanes]uint64
+	stats  Stats
+}
+
+// fresh remembers the last root store of a full group that brought new blocks:
+// the same call's store in a sliding group follows it.
+type fresh struct {
+	ok     bool
+	tokens int
+	print  uint64
+}
+
+// Stats of a mirror. Waiting and Withheld are as of the last Drain.
+type Stats struct {
+	Nodes     int    // hashes in memory
+	GPUCopies int    // copies in GPU memory over all groups
+	Waiting   int    // blocks held whose prefix is not known
+	Withheld  int    // blocks held that are not published, with all below them
+	Doubtful  int    // blocks with unproven copies only
+	BlockSize int    // 0: not known yet
+	NoCredit  string // why nothing at all is published; empty: it is
+
+	Stored         uint64 // copies announced
+	Removed        uint64 // copies removed
+	UnknownRemoved uint64 // removals of what is not there
+	UnknownStored  uint64 // host and disk copies of unknown blocks, ignored
+	Repeated       uint64 // blocks of root stores that were present already
+	Refused        uint64 // stores of the wrong size or form
+	Dropped        uint64 // blocks not mirrored because the bound was reached
+	Contradictions uint64 // hashes with two contents, contents with two hashes
+}
+
+// New makes an empty mirror.
+func New(cfg Config) *Mirror {
+	if cfg.MaxNodes <= 0 {
+		cfg.MaxNodes = defaultMaxNodes
+	}
+	m := &Mirror{cfg: cfg}
+	m.Reset()
+	return m
+}
+
+// Reset forgets everything, also what Drain has told: a new life of the engine
+// begins. Counters go on.
+func (m *Mirror) Reset() {
+	stats := m.stats
+	stats.Waiting, stats.Withheld = 0, 0
+	*m = Mirror{
+		cfg:        m.cfg,
+		blockSize:  m.cfg.BlockSize,
+		nodes:      make([]node, 1, 256),
+		byHash:     make(map[uint64]int32),
+		claims:     make(map[blockkey.Key]claim),
+		adapters:   map[string]uint16{"": 0},
+		rootHashes: make(map[blockkey.Key]uint64),
+		lastGroup:  -1,
+		stats:      stats,
+	}
+}
+
+// SetMaxBlocks tells the size of the engine's GPU pool once it is known.
+func (m *Mirror) SetMaxBlocks(n int) { m.cfg.MaxBlocks = n }
+
+// Overflown reports that more copies are believed to be in GPU memory than the
+// engine has blocks: the mirror has drifted and must be reset.
+func (m *Mirror) Overflown() bool {
+	return m.cfg.MaxBlocks > 0 && m.gpuCopies > m.cfg.MaxBlocks
+}
+
+// Count returns the number of blocks held on a lane, as of the last Drain.
+func (m *Mirror) Count(l Lane) int { return m.count[l] }
+
+// Digest returns the XOR of the digests of the keys held on a lane, as of the
+// last Drain.
+func (m *Mirror) Digest(l Lane) uint64 { return m.digest[l] }
+
+// Stats returns the counters.
+func (m *Mirror) Stats() Stats {
+	s := m.stats
+	s.Nodes = m.used
+	s.GPUCopies = m.gpuCopies
+	s.Doubtful = m.doubts
+	s.BlockSize = m.blockSize
+	s.NoCredit = m.noCredit
+	return s
+}

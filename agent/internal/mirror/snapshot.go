@@ -1,0 +1,43 @@
+package mirror
+
+import "github.com/kvscout/kvscout/protocol/blockkey"
+
+// Snapshot yields the whole published picture as of the last Drain, parents
+// before their children. After every Op each lane is prefix-closed.
+func (m *Mirror) Snapshot(yield func(Op) bool) {
+	var stack []int32
+	push := func(i int32) {
+		for c := m.nodes[i].child; c != 0; c = m.nodes[c].next {
+			if m.nodes[c].told != 0 {
+				stack = append(stack, c)
+			}
+		}
+	}
+	push(0)
+	for len(stack) > 0 {
+		first := stack[len(stack)-1]
+		stack = stack[:len(stack)-1]
+		n := &m.nodes[first]
+		var keys []blockkey.Key
+		for i := first; i != 0; {
+			keys = append(keys, m.nodes[i].key)
+			on := int32(0)
+			for c := m.nodes[i].child; c != 0; c = m.nodes[c].next {
+				switch told := m.nodes[c].told; {
+				case told == 0:
+				case on == 0 && told == n.told:
+					on = c
+				default:
+					stack = append(stack, c)
+				}
+			}
+			i = on
+		}
+		for l := LaneDisk; l != ^Lane(0); l-- {
+			op := Op{Lane: l, Parent: m.keyBefore(n), Position: n.position, Keys: keys}
+			if n.told&(1<<l) != 0 && !yield(op) {
+				return
+			}
+		}
+	}
+}

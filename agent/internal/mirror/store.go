@@ -1,0 +1,231 @@
+package mirror
+
+import "github.com/kvscout/kvscout/protocol/blockkey"
+
+// Store applies a BlockStored event.
+func (m *Mirror) Store(s Store) {
+	if s.Group < 0 || s.Tier > Disk || s.Kind > Other || s.BlockSize < 0 || s.BlockSize > maxBlockSize {
+		m.stats.Refused++
+		return
+	}
+	g := m.learnGroup(&s)
+	if g == nil {
+		m.stats.UnknownStored += uint64(len(s.Hashes))
+		return
+	}
+	if s.Tier != GPU {
+		m.storeBelow(g, &s)
+		return
+	}
+	if s.Group <= m.lastGroup {
+		m.fresh = fresh{} // another call of the engine's block pool
+	}
+	m.lastGroup = s.Group
+	switch {
+	case g.full():
+		m.storeFull(g, &s)
+	case g.kind == Sliding:
+		m.storeSliding(g, &s)
+	}
+	if m.doubts > maxDoubts {
+		m.dropDoubts()
+	}
+}
+
+// storeFull adds blocks with their content.
+func (m *Mirror) storeFull(g *group, s *Store) {
+	n := len(s.Hashes)
+	if n == 0 && len(s.Tokens) == 0 {
+		return
+	}
+	if n == 0 || s.BlockSize == 0 || len(s.Tokens) != n*s.BlockSize || s.Refs != nil && len(s.Refs) != n {
+		m.stats.Refused++
+		return
+	}
+	if m.blockSize == 0 {
+		m.blockSize = s.BlockSize
+		m.judge()
+	}
+	if s.BlockSize != m.blockSize {
+		m.stats.Refused++
+		return
+	}
+	adapter, named := m.adapter(s.Adapter)
+	withhold := s.Withhold || !named
+
+	at := int32(0)
+	link := s.Parent
+	flags := flagContent
+	if s.HasParent {
+		if at = m.lookup(s.Parent); at == 0 {
+			m.drop(n)
+			return
+		}
+		m.prove(at)
+	} else {
+		link = uint64(blockkey.Scope{Model: m.cfg.Model, Adapter: s.Adapter, Salt: s.Salt, BlockSize: m.blockSize}.Root())
+		flags |= flagRoot
+	}
+
+	above, isNew := at, false
+	for k, hash := range s.Hashes {
+		var refs []blockkey.Ref
+		if s.Refs != nil {
+			refs = s.Refs[k]
+		}
+		local := blockkey.Local(s.Tokens[k*s.BlockSize:(k+1)*s.BlockSize], refs)
+		i := m.lookup(hash)
+		if i == 0 {
+			m.drop(n - k)
+			break
+		}
+		known := g.copies[i]
+		isNew = isNew || known.sure == 0 && known.maybe == 0
+		block := node{parentHash: link, local: local, adapter: adapter, flags: flags}
+		m.describe(i, at, &block, withhold)
+		if flags&flagRoot != 0 && s.HidesExtras {
+			m.checkRoot(i)
+		}
+		if s.HasParent || s.Physical || known.sure == 0 && known.maybe == 0 {
+			m.addCopy(g, i)
+		} else {
+			m.stats.Repeated++
+			m.addDoubt(g, i)
+		}
+		m.stats.Stored++
+		at, link, flags = i, hash, flagContent
+	}
+	if above > 0 {
+		m.exorcise(above)
+	}
+	if !s.HasParent && isNew {
+		m.fresh = fresh{ok: true, tokens: len(s.Tokens), print: blockkey.Local(s.Tokens, nil)}
+	}
+}
+
+// describe gives a node its content, or compares it with what is known of it.
+func (m *Mirror) describe(i, parent int32, block *node, withhold bool) {
+	n := &m.nodes[i]
+	if !n.has(flagContent) {
+		n.parentHash, n.local, n.adapter = block.parentHash, block.local, block.adapter
+		n.flags |= block.flags
+		m.attach(i, parent)
+		m.mark(i)
+	} else if n.local != block.local || n.parentHash != block.parentHash || n.adapter != block.adapter ||
+		n.flags&flagRoot != block.flags&flagRoot {
+		m.stats.Contradictions++
+		withhold = true
+	}
+	if withhold {
+		m.withhold(i)
+	}
+}
+
+// withhold keeps a block from being published while its node lives.
+func (m *Mirror) withhold(i int32) {
+	m.nodes[i].flags |= flagWithheld
+	m.mark(i)
+}
+
+// checkRoot guards engines that hide salts: the first hash seen for a root block
+// is the plain one, another hash of the same tokens shows that salts are in
+// use, and from then on an unseen root block could be salted.
+func (m *Mirror) checkRoot(i int32) {
+	n := &m.nodes[i]
+	if n.has(flagWithheld) {
+		return
+	}
+	key := blockkey.Chain(blockkey.Key(n.parentHash), n.local)
+	switch first, ok := m.rootHashes[key]; {
+	case ok && first == n.hash:
+	case ok:
+		m.stats.Contradictions++
+		m.saltSeen = true
+		m.withhold(i)
+	case m.saltSeen || len(m.rootHashes) == maxRootHashes:
+		m.withhold(i)
+	default:
+		m.rootHashes[key] = n.hash
+	}
+}
+
+// storeSliding adds the blocks that a sliding-window group keeps. They have no
+// content of their own here: the full group tells it.
+func (m *Mirror) storeSliding(g *group, s *Store) {
+	proven := s.HasParent || s.Physical || m.bringsNew(s)
+	for k, hash := range s.Hashes {
+		i := m.lookup(hash)
+		if i == 0 {
+			m.drop(len(s.Hashes) - k)
+			return
+		}
+		if proven {
+			m.addCopy(g, i)
+		} else {
+			m.stats.Repeated++
+			m.addDoubt(g, i)
+		}
+		m.stats.Stored++
+	}
+}
+
+// bringsNew says whether a root store of a sliding group can't be the report of
+// a hit: such a report names only blocks that the full groups hold already,
+// and claims blocks that the sliding group dropped.
+func (m *Mirror) bringsNew(s *Store) bool {
+	if m.lossy {
+		return false
+	}
+	if m.fresh.ok && m.fresh.tokens == len(s.Tokens) && m.fresh.print == blockkey.Local(s.Tokens, nil) {
+		return true
+	}
+	for _, hash := range s.Hashes {
+		i, ok := m.byHash[hash]
+		if !ok {
+			return true
+		}
+		for _, g := range m.groups {
+			if c := g.copies[i]; g.full() && c.sure == 0 && c.maybe == 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// storeBelow adds copies on host or disk. They are joined by hash, whether or
+// not the event carries tokens. Several blocks in one event are one unit of
+// transfer, found again only by its last block.
+func (m *Mirror) storeBelow(g *group, s *Store) {
+	if len(s.Hashes) == 0 {
+		return
+	}
+	i, ok := m.byHash[s.Hashes[len(s.Hashes)-1]]
+	if !ok || !m.alive(i) {
+		m.stats.UnknownStored++
+		return
+	}
+	c := g.copies[i]
+	c.tiers |= 1 << s.Tier
+	m.set(g, i, c)
+	m.stats.Stored++
+}
+
+// adapter returns the number of an adapter's name; ok is false for names that
+// are not kept.
+func (m *Mirror) adapter(name string) (id uint16, ok bool) {
+	if id, ok := m.adapters[name]; ok {
+		return id, true
+	}
+	if len(name) > maxAdapterName || len(m.adapters) > maxAdapters {
+		return 0, false
+	}
+	id = uint16(len(m.adapters))
+	m.adapters[name] = id
+	return id, true
+}
+
+func (m *Mirror) drop(blocks int) {
+	m.stats.Dropped += uint64(blocks)
+	m.lossy = true
+}

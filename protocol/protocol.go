@@ -49,7 +49,9 @@
 // XOR of blockkey.Digest over them. Both are in every heartbeat and in every
 // delta (in the last one of a change that was split), and stand for the
 // picture at the message's sequence. A scheduler that computes the same has
-// proved its picture, and a picture that was not proved is not EXACT.
+// proved its picture, and a picture that was not proved is not EXACT: neither
+// between the parts of a split change, nor after a lost connection until the
+// next heartbeat agrees.
 //
 // # Snapshot
 //

@@ -14,6 +14,8 @@ var (
 	ErrVersion = errors.New("unknown protocol version")
 	// ErrMember marks a message that speaks for another member than its subject.
 	ErrMember = errors.New("message names another member than its subject")
+	// ErrGarbage marks bytes that are no message, or too many of them.
+	ErrGarbage = errors.New("not a message")
 )
 
 // ReadDelta decodes and checks a delta that arrived on member's subject.
@@ -89,11 +91,19 @@ func ReadHeld(lanes []*pb.LaneState) (Held, error) {
 	return h, nil
 }
 
+// LanesOf is the span of lanes, counted from 0, that a change names.
+func LanesOf(lane, through pb.Lane) (first, last int) {
+	return int(lane) - 1, int(max(lane, through)) - 1
+}
+
 func unmarshal(data []byte, m proto.Message) error {
 	if len(data) > MaxMessage {
-		return fmt.Errorf("%d bytes, at most %d", len(data), MaxMessage)
+		return fmt.Errorf("%w: %d bytes, at most %d", ErrGarbage, len(data), MaxMessage)
 	}
-	return proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, m)
+	if err := (proto.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, m); err != nil {
+		return fmt.Errorf("%w: %w", ErrGarbage, err)
+	}
+	return nil
 }
 
 func checkHeader(h *pb.Header, member string) error {
@@ -122,7 +132,7 @@ func checkDelta(d *pb.Delta, member string) error {
 		case *pb.Change_Stored:
 			err = checkStored(c.Stored)
 		case *pb.Change_Removed:
-			err = checkRun(c.Removed.GetLane(), c.Removed.GetPosition(), c.Removed.GetKeys())
+			err = checkRun(c.Removed.GetLane(), c.Removed.GetThrough(), c.Removed.GetPosition(), c.Removed.GetKeys())
 		default:
 			err = errors.New("neither stored nor removed")
 		}
@@ -201,12 +211,15 @@ func checkStored(s *pb.Stored) error {
 	if s.GetParent() == 0 {
 		return errors.New("no parent key")
 	}
-	return checkRun(s.GetLane(), s.GetPosition(), s.GetKeys())
+	return checkRun(s.GetLane(), s.GetThrough(), s.GetPosition(), s.GetKeys())
 }
 
-func checkRun(lane pb.Lane, position uint32, keys []uint64) error {
+func checkRun(lane, through pb.Lane, position uint32, keys []uint64) error {
 	if lane < pb.Lane_LANE_GPU || lane > pb.Lane_LANE_DISK {
 		return fmt.Errorf("unknown lane %d", lane)
+	}
+	if through != pb.Lane_LANE_UNSPECIFIED && (through < lane || through > pb.Lane_LANE_DISK) {
+		return fmt.Errorf("lanes %d through %d", lane, through)
 	}
 	if len(keys) == 0 {
 		return errors.New("no keys")

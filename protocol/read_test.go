@@ -82,6 +82,8 @@ func TestReadDeltaRefuses(t *testing.T) {
 		"empty change":   {func(d *pb.Delta) { d.Changes[0].Change = nil }, "change 0: neither"},
 		"no lane":        {func(d *pb.Delta) { first(d).Lane = 0 }, "change 0: unknown lane 0"},
 		"lane 4":         {func(d *pb.Delta) { second(d).Lane = 4 }, "change 1: unknown lane 4"},
+		"through lane 4": {func(d *pb.Delta) { first(d).Through = 4 }, "lanes 1 through 4"},
+		"lanes back":     {func(d *pb.Delta) { second(d).Lane = 3; second(d).Through = 2 }, "lanes 3 through 2"},
 		"no keys":        {func(d *pb.Delta) { first(d).Keys = nil }, "no keys"},
 		"key 0":          {func(d *pb.Delta) { second(d).Keys[1] = 0 }, "key 1 is 0"},
 		"no parent":      {func(d *pb.Delta) { second(d).Parent = 0 }, "no parent"},

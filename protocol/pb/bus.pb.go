@@ -217,16 +217,20 @@ func (x *Header) GetSequence() uint64 {
 	return 0
 }
 
-// Stored says that consecutive blocks of one chain became held.
+// Stored says that consecutive blocks of one chain became held, on one lane or
+// on neighbouring lanes alike.
 type Stored struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Lane  Lane                   `protobuf:"varint,1,opt,name=lane,proto3,enum=kvscout.bus.v1.Lane" json:"lane,omitempty"`
+	// lane on which, or the first of the lanes.
+	Lane Lane `protobuf:"varint,1,opt,name=lane,proto3,enum=kvscout.bus.v1.Lane" json:"lane,omitempty"`
 	// parent is the key before keys[0]; the chain's root key at position 0.
 	Parent uint64 `protobuf:"fixed64,2,opt,name=parent,proto3" json:"parent,omitempty"`
 	// position of keys[0] in its chain, in blocks.
 	Position uint32 `protobuf:"varint,3,opt,name=position,proto3" json:"position,omitempty"`
 	// keys in chain order, each the child of the one before.
-	Keys          []uint64 `protobuf:"fixed64,4,rep,packed,name=keys,proto3" json:"keys,omitempty"`
+	Keys []uint64 `protobuf:"fixed64,4,rep,packed,name=keys,proto3" json:"keys,omitempty"`
+	// through is the last of the lanes; unspecified: lane alone.
+	Through       Lane `protobuf:"varint,5,opt,name=through,proto3,enum=kvscout.bus.v1.Lane" json:"through,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -289,14 +293,25 @@ func (x *Stored) GetKeys() []uint64 {
 	return nil
 }
 
-// Removed says that consecutive blocks of one chain are no longer held.
+func (x *Stored) GetThrough() Lane {
+	if x != nil {
+		return x.Through
+	}
+	return Lane_LANE_UNSPECIFIED
+}
+
+// Removed says that consecutive blocks of one chain are no longer held, on one
+// lane or on neighbouring lanes alike.
 type Removed struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Lane  Lane                   `protobuf:"varint,1,opt,name=lane,proto3,enum=kvscout.bus.v1.Lane" json:"lane,omitempty"`
+	// lane on which, or the first of the lanes.
+	Lane Lane `protobuf:"varint,1,opt,name=lane,proto3,enum=kvscout.bus.v1.Lane" json:"lane,omitempty"`
 	// position of keys[0] in its chain, in blocks.
 	Position uint32 `protobuf:"varint,2,opt,name=position,proto3" json:"position,omitempty"`
 	// keys in chain order, each the child of the one before.
-	Keys          []uint64 `protobuf:"fixed64,3,rep,packed,name=keys,proto3" json:"keys,omitempty"`
+	Keys []uint64 `protobuf:"fixed64,3,rep,packed,name=keys,proto3" json:"keys,omitempty"`
+	// through is the last of the lanes; unspecified: lane alone.
+	Through       Lane `protobuf:"varint,4,opt,name=through,proto3,enum=kvscout.bus.v1.Lane" json:"through,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -350,6 +365,13 @@ func (x *Removed) GetKeys() []uint64 {
 		return x.Keys
 	}
 	return nil
+}
+
+func (x *Removed) GetThrough() Lane {
+	if x != nil {
+		return x.Through
+	}
+	return Lane_LANE_UNSPECIFIED
 }
 
 // Change is one step of a delta; steps apply in order.
@@ -1218,16 +1240,18 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x06R\x05epoch\x12\x1a\n" +
-	"\bsequence\x18\x04 \x01(\x04R\bsequence\"z\n" +
+	"\bsequence\x18\x04 \x01(\x04R\bsequence\"\xaa\x01\n" +
 	"\x06Stored\x12(\n" +
 	"\x04lane\x18\x01 \x01(\x0e2\x14.kvscout.bus.v1.LaneR\x04lane\x12\x16\n" +
 	"\x06parent\x18\x02 \x01(\x06R\x06parent\x12\x1a\n" +
 	"\bposition\x18\x03 \x01(\rR\bposition\x12\x12\n" +
-	"\x04keys\x18\x04 \x03(\x06R\x04keys\"c\n" +
+	"\x04keys\x18\x04 \x03(\x06R\x04keys\x12.\n" +
+	"\athrough\x18\x05 \x01(\x0e2\x14.kvscout.bus.v1.LaneR\athrough\"\x93\x01\n" +
 	"\aRemoved\x12(\n" +
 	"\x04lane\x18\x01 \x01(\x0e2\x14.kvscout.bus.v1.LaneR\x04lane\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\rR\bposition\x12\x12\n" +
-	"\x04keys\x18\x03 \x03(\x06R\x04keys\"y\n" +
+	"\x04keys\x18\x03 \x03(\x06R\x04keys\x12.\n" +
+	"\athrough\x18\x04 \x01(\x0e2\x14.kvscout.bus.v1.LaneR\athrough\"y\n" +
 	"\x06Change\x120\n" +
 	"\x06stored\x18\x01 \x01(\v2\x16.kvscout.bus.v1.StoredH\x00R\x06stored\x123\n" +
 	"\aremoved\x18\x02 \x01(\v2\x17.kvscout.bus.v1.RemovedH\x00R\aremovedB\b\n" +
@@ -1363,28 +1387,30 @@ var file_pb_bus_proto_goTypes = []any{
 }
 var file_pb_bus_proto_depIdxs = []int32{
 	0,  // 0: kvscout.bus.v1.Stored.lane:type_name -> kvscout.bus.v1.Lane
-	0,  // 1: kvscout.bus.v1.Removed.lane:type_name -> kvscout.bus.v1.Lane
-	3,  // 2: kvscout.bus.v1.Change.stored:type_name -> kvscout.bus.v1.Stored
-	4,  // 3: kvscout.bus.v1.Change.removed:type_name -> kvscout.bus.v1.Removed
-	0,  // 4: kvscout.bus.v1.LaneState.lane:type_name -> kvscout.bus.v1.Lane
-	2,  // 5: kvscout.bus.v1.Delta.header:type_name -> kvscout.bus.v1.Header
-	5,  // 6: kvscout.bus.v1.Delta.changes:type_name -> kvscout.bus.v1.Change
-	6,  // 7: kvscout.bus.v1.Delta.lanes:type_name -> kvscout.bus.v1.LaneState
-	8,  // 8: kvscout.bus.v1.MemberInfo.adapters:type_name -> kvscout.bus.v1.Adapter
-	2,  // 9: kvscout.bus.v1.Heartbeat.header:type_name -> kvscout.bus.v1.Header
-	9,  // 10: kvscout.bus.v1.Heartbeat.info:type_name -> kvscout.bus.v1.MemberInfo
-	10, // 11: kvscout.bus.v1.Heartbeat.load:type_name -> kvscout.bus.v1.Load
-	1,  // 12: kvscout.bus.v1.Heartbeat.trust:type_name -> kvscout.bus.v1.Trust
-	6,  // 13: kvscout.bus.v1.Heartbeat.lanes:type_name -> kvscout.bus.v1.LaneState
-	2,  // 14: kvscout.bus.v1.SnapshotChunk.header:type_name -> kvscout.bus.v1.Header
-	3,  // 15: kvscout.bus.v1.SnapshotChunk.stored:type_name -> kvscout.bus.v1.Stored
-	6,  // 16: kvscout.bus.v1.SnapshotChunk.lanes:type_name -> kvscout.bus.v1.LaneState
-	1,  // 17: kvscout.bus.v1.SnapshotChunk.trust:type_name -> kvscout.bus.v1.Trust
-	18, // [18:18] is the sub-list for method output_type
-	18, // [18:18] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	0,  // 1: kvscout.bus.v1.Stored.through:type_name -> kvscout.bus.v1.Lane
+	0,  // 2: kvscout.bus.v1.Removed.lane:type_name -> kvscout.bus.v1.Lane
+	0,  // 3: kvscout.bus.v1.Removed.through:type_name -> kvscout.bus.v1.Lane
+	3,  // 4: kvscout.bus.v1.Change.stored:type_name -> kvscout.bus.v1.Stored
+	4,  // 5: kvscout.bus.v1.Change.removed:type_name -> kvscout.bus.v1.Removed
+	0,  // 6: kvscout.bus.v1.LaneState.lane:type_name -> kvscout.bus.v1.Lane
+	2,  // 7: kvscout.bus.v1.Delta.header:type_name -> kvscout.bus.v1.Header
+	5,  // 8: kvscout.bus.v1.Delta.changes:type_name -> kvscout.bus.v1.Change
+	6,  // 9: kvscout.bus.v1.Delta.lanes:type_name -> kvscout.bus.v1.LaneState
+	8,  // 10: kvscout.bus.v1.MemberInfo.adapters:type_name -> kvscout.bus.v1.Adapter
+	2,  // 11: kvscout.bus.v1.Heartbeat.header:type_name -> kvscout.bus.v1.Header
+	9,  // 12: kvscout.bus.v1.Heartbeat.info:type_name -> kvscout.bus.v1.MemberInfo
+	10, // 13: kvscout.bus.v1.Heartbeat.load:type_name -> kvscout.bus.v1.Load
+	1,  // 14: kvscout.bus.v1.Heartbeat.trust:type_name -> kvscout.bus.v1.Trust
+	6,  // 15: kvscout.bus.v1.Heartbeat.lanes:type_name -> kvscout.bus.v1.LaneState
+	2,  // 16: kvscout.bus.v1.SnapshotChunk.header:type_name -> kvscout.bus.v1.Header
+	3,  // 17: kvscout.bus.v1.SnapshotChunk.stored:type_name -> kvscout.bus.v1.Stored
+	6,  // 18: kvscout.bus.v1.SnapshotChunk.lanes:type_name -> kvscout.bus.v1.LaneState
+	1,  // 19: kvscout.bus.v1.SnapshotChunk.trust:type_name -> kvscout.bus.v1.Trust
+	20, // [20:20] is the sub-list for method output_type
+	20, // [20:20] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_pb_bus_proto_init() }

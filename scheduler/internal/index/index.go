@@ -4,6 +4,7 @@
 // serves every model, adapter, salt and block size.
 //
 // The package is pure memory: no clock, no socket, no names of members.
+// docs/INDEX.md has the structure and the argument for it.
 package index
 
 import (
@@ -64,18 +65,27 @@ type Stats struct {
 }
 
 // Index maps block keys to their holders. All methods may run side by side.
+// Match takes no lock and waits for nobody; the others take turns.
 type Index struct {
-	cfg Config
+	cfg    Config
+	table  *table
+	pages  *slab[pages]
+	runs   *slab[runs]
+	lists  *slab[lists]
+	blocks *slab[blocks]
+	grace  grace
+	places sync.Pool // of *[]uint32 by member, for readers
 
-	mu      sync.RWMutex // guards the rest
-	holders map[blockkey.Key]map[holder]struct{}
-	held    map[holder]map[blockkey.Key]struct{}
-	refused int64
-}
+	mu      sync.Mutex // guards the rest, and the writers' halves of the above
+	sets    sets
+	holders []*holder // by member*Lanes + lane
+	loose   map[uint32][]span
 
-type holder struct {
-	member Member
-	lane   Lane
+	memberships, spans, shed, refused int64
+
+	alone   [1]uint64 // groups' answer for a run with one group
+	next    []uint64  // groups that move builds
+	touched uint64    // keeps touches of memory alive
 }
 
 // New returns an empty index.
@@ -83,15 +93,41 @@ func New(cfg Config) *Index {
 	if cfg.MaxMembers <= 0 {
 		cfg.MaxMembers = 4096
 	}
-	return &Index{
-		cfg:     cfg,
-		holders: make(map[blockkey.Key]map[holder]struct{}),
-		held:    make(map[holder]map[blockkey.Key]struct{}),
+	cfg.MaxMembers = min(cfg.MaxMembers, maxID)
+	x := &Index{
+		cfg:    cfg,
+		pages:  newSlab[pages](pagesBits, (1<<pagesBits)*(pageKeys+1)*8),
+		runs:   newSlab[runs](runsBits, (1<<runsBits)*lineBytes),
+		lists:  newSlab[lists](listsBits, (1<<listsBits)*8),
+		blocks: newSlab[blocks](blockBits, (1<<blockBits)*4),
+	}
+	x.places.New = func() any {
+		places := make([]uint32, cfg.MaxMembers)
+		return &places
+	}
+	x.table = newTable(x.pages)
+	x.sets = sets{blocks: x.blocks, grace: &x.grace, byHash: make(map[uint64]holders)}
+	x.grace.reclaim = x.reclaim
+	return x
+}
+
+// reclaim takes back what no reader can reach.
+func (x *Index) reclaim(r retired) {
+	switch r.kind {
+	case retiredPage:
+		x.pages.free(r.number)
+	case retiredRun:
+		x.runs.free(r.number)
+	case retiredList:
+		x.lists.free(r.number)
+	case retiredBlock:
+		x.blocks.free(r.number)
 	}
 }
 
 // Store says that m holds keys, consecutive blocks of one chain: the child of
 // parent first, at position. Keys that are held already change nothing.
+// Parent and position only help to find the place: what counts are the keys.
 func (x *Index) Store(m Member, l Lane, parent blockkey.Key, position uint32, keys []blockkey.Key) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -99,100 +135,187 @@ func (x *Index) Store(m Member, l Lane, parent blockkey.Key, position uint32, ke
 		x.refused++
 		return
 	}
-	h := holder{m, l}
-	if x.held[h] == nil {
-		x.held[h] = make(map[blockkey.Key]struct{})
-	}
-	for _, k := range keys {
-		if x.holders[k] == nil {
-			x.holders[k] = make(map[holder]struct{}, 1)
+	h := x.holder(m, l)
+	n, offset, known := x.behind(h, parent, position)
+	for len(keys) > 0 {
+		var r *run
+		if known {
+			r = x.run(n)
+			known = offset < r.length && x.key(r, offset) == uint64(keys[0])
 		}
-		x.holders[k][h] = struct{}{}
-		x.held[h][k] = struct{}{}
+		if !known {
+			var c uint32
+			if c, known = x.table.find(uint64(keys[0])); known {
+				n, offset = x.locate(c)
+				r = x.run(n)
+			}
+		}
+		var count int
+		if known {
+			count = x.common(r, offset, keys)
+		} else {
+			if r == nil && position > 0 {
+				if c, ok := x.table.find(uint64(parent)); ok {
+					n, offset = x.locate(c)
+					offset++
+					r = x.run(n)
+				}
+			}
+			if r != nil && offset == r.length {
+				count = x.extend(n, r, keys)
+			}
+			if count == 0 {
+				n, offset = x.newRun(position), 0
+				r = x.run(n)
+				count = x.extend(n, r, keys)
+			}
+		}
+		x.cover(h, n, r, offset, offset+uint32(count))
+		keys = keys[count:]
+		position += uint32(count)
+		offset += uint32(count)
+		known = true
 	}
+	h.last = n
+}
+
+// holder of (m, l), made if need be.
+func (x *Index) holder(m Member, l Lane) *holder {
+	id := int(m)*Lanes + int(l)
+	for id >= len(x.holders) {
+		x.holders = append(x.holders, nil)
+	}
+	if x.holders[id] == nil {
+		x.holders[id] = &holder{member: m, lane: 1 << l, id: uint32(id)}
+	}
+	return x.holders[id]
+}
+
+// behind is the place behind the block parent, if it lies in the run that h
+// changed last.
+func (x *Index) behind(h *holder, parent blockkey.Key, position uint32) (n, offset uint32, ok bool) {
+	if h.last == 0 || position == 0 {
+		return 0, 0, false
+	}
+	r := x.run(h.last)
+	offset = position - r.start
+	if offset-1 >= r.length || x.key(r, offset-1) != uint64(parent) {
+		return 0, 0, false
+	}
+	return h.last, offset, true
 }
 
 // Remove says that m no longer holds keys, consecutive blocks of one chain
-// from position on. Keys that are not held change nothing.
+// from position on. Keys that are not held change nothing. Position only
+// helps to find the place.
 func (x *Index) Remove(m Member, l Lane, position uint32, keys []blockkey.Key) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	h := holder{m, l}
-	for _, k := range keys {
-		x.removeLocked(h, k)
+	h := x.known(m, l)
+	if h == nil {
+		return
+	}
+	for len(keys) > 0 {
+		n := h.last
+		var r *run
+		var offset uint32
+		if n != 0 {
+			r = x.run(n)
+			offset = position - r.start
+		}
+		if r == nil || offset >= r.length || x.key(r, offset) != uint64(keys[0]) {
+			c, ok := x.table.find(uint64(keys[0]))
+			if !ok {
+				keys = keys[1:]
+				position++
+				continue
+			}
+			n, offset = x.locate(c)
+			r = x.run(n)
+		}
+		count := x.common(r, offset, keys)
+		x.uncover(h, n, r, offset, offset+uint32(count))
+		h.last = n
+		keys = keys[count:]
+		position += uint32(count)
 	}
 }
 
-func (x *Index) removeLocked(h holder, k blockkey.Key) {
-	delete(x.held[h], k)
-	delete(x.holders[k], h)
-	if len(x.holders[k]) == 0 {
-		delete(x.holders, k)
+// known is the holder of (m, l), or nil if it holds nothing.
+func (x *Index) known(m Member, l Lane) *holder {
+	if id := int(m)*Lanes + int(l); l < Lanes && int(m) < x.cfg.MaxMembers && id < len(x.holders) {
+		return x.holders[id]
 	}
+	return nil
 }
 
 // Forget drops all that m holds. No Match that starts after it names m.
 func (x *Index) Forget(m Member) {
-	for l := Lane(0); l < Lanes; l++ {
-		x.ForgetLane(m, l)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for l := range Lane(Lanes) {
+		x.forgetLocked(m, l)
 	}
+	x.grace.flush()
 }
 
 // ForgetLane drops all that m holds on l.
 func (x *Index) ForgetLane(m Member, l Lane) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	h := holder{m, l}
-	for k := range x.held[h] {
-		x.removeLocked(h, k)
-	}
-	delete(x.held, h)
+	x.forgetLocked(m, l)
+	x.grace.flush()
 }
 
-// Match appends to dst, in no order, one entry for each member that holds
-// keys[0] on any lane: the number of leading keys held without a hole.
-func (x *Index) Match(keys []blockkey.Key, dst []Depths) []Depths {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	base := len(dst)
-	at := make(map[Member]int)
-	for i, k := range keys {
-		grew := false
-		for h := range x.holders[k] {
-			p, ok := at[h.member]
-			if !ok {
-				if i > 0 {
-					continue
-				}
-				p = len(dst)
-				at[h.member] = p
-				dst = append(dst, Depths{Member: h.member})
-			}
-			if d := &dst[p].Depth[h.lane]; *d == uint32(i) {
-				*d, grew = uint32(i)+1, true
-			}
-		}
-		if !grew {
-			break
+func (x *Index) forgetLocked(m Member, l Lane) {
+	h := x.known(m, l)
+	if h == nil {
+		return
+	}
+	for n := range h.loose {
+		x.tighten(h, n, x.run(n), 0, maxRun)
+		x.cut(n, x.run(n))
+	}
+	for _, e := range h.runs.entries {
+		if e != 0 {
+			n := uint32(e >> 32)
+			r := x.run(n)
+			x.move(r, m, h.lane, uint32(e), 0)
+			x.cut(n, r)
 		}
 	}
-	return dst[:base+len(at)]
+	x.memberships -= h.held
+	x.holders[h.id] = nil
 }
 
 // Count is the number of blocks that m holds on l.
 func (x *Index) Count(m Member, l Lane) int {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	return len(x.held[holder{m, l}])
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if h := x.known(m, l); h != nil {
+		return int(h.held)
+	}
+	return 0
 }
 
-// Stats is cheap.
+// Stats is cheap: it counts nothing that is not counted already.
 func (x *Index) Stats() Stats {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	s := Stats{MaxBytes: x.cfg.MaxBytes, Blocks: int64(len(x.holders)), Refused: x.refused}
-	for _, held := range x.held {
-		s.Memberships += int64(len(held))
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return Stats{
+		Bytes:       x.bytes(),
+		MaxBytes:    x.cfg.MaxBytes,
+		Blocks:      x.table.used,
+		Memberships: x.memberships,
+		Runs:        x.runs.cells,
+		Sets:        int64(len(x.sets.byHash)),
+		LoadFactor:  float64(x.table.used) / float64(x.table.cells),
+		Shed:        x.shed,
+		Refused:     x.refused,
 	}
-	return s
+}
+
+// bytes of memory taken.
+func (x *Index) bytes() int64 {
+	return x.table.bytes + x.pages.total + x.runs.total + x.lists.total + x.blocks.total
 }

@@ -1,0 +1,202 @@
+package index
+
+import (
+	"sync/atomic"
+
+	"github.com/kvscout/kvscout/protocol/blockkey"
+)
+
+// run is a piece of content: consecutive keys of one chain, from start on,
+// shared by all who hold any of them. Runs never split and are not linked:
+// the blocks after a run, or a branch inside it, are found by their own key.
+// A run is one cache line.
+//
+// Readers see of its keys only those below a cutoff that they read in groups.
+// A key is written before any cutoff reaches it and stays as long as a reader
+// may know such a cutoff: after a cut the run is not extended again until
+// those readers have left.
+type run struct {
+	groups    atomic.Uint64
+	directory atomic.Uint32 // block with the pages' numbers; 0: they are in pages
+
+	// The writers' half, guarded by Index.mu.
+	start  uint32
+	length uint32
+	wrote  uint32 // keys up to here were seen by readers since the last grace
+	mark   uint64 // of the last cut
+	loose  uint32 // spans in Index.loose
+
+	pages [inlinePages]uint32
+}
+
+const (
+	inlinePages = 7
+	maxRun      = 4096 // keys; so groups and directories fit into a cell
+	batch       = 64   // keys whose home lines are fetched at once
+)
+
+func (x *Index) run(n uint32) *run {
+	return &x.runs.chunk(n)[n&(1<<runsBits-1)]
+}
+
+// page is the number of a run's page k. Readers may call it.
+func (x *Index) page(r *run, k uint32) uint32 {
+	if d := r.directory.Load(); d != 0 {
+		return cell(x.blocks, d)[k]
+	}
+	return r.pages[k]
+}
+
+// key at an offset of a run. Readers may call it below a cutoff.
+func (x *Index) key(r *run, offset uint32) uint64 {
+	p := x.page(r, offset>>pageBits)
+	return x.pages.chunk(p).keys[p&(1<<pagesBits-1)][offset&(pageKeys-1)]
+}
+
+// locate is the run of a cell and its offset there.
+func (x *Index) locate(c uint32) (n, offset uint32) {
+	p := c >> pageBits
+	o := x.pages.chunk(p).owner[p&(1<<pagesBits-1)]
+	return uint32(o >> 32), uint32(o)<<pageBits + c&(pageKeys-1)
+}
+
+func (x *Index) newRun(start uint32) uint32 {
+	n := x.runs.alloc(0, 1)
+	r := x.run(n)
+	r.groups.Store(0)
+	r.directory.Store(0)
+	r.start, r.length, r.wrote, r.mark, r.loose = start, 0, 0, 0, 0
+	return n
+}
+
+// extend appends keys to a run, up to the first that the index has already.
+func (x *Index) extend(n uint32, r *run, keys []blockkey.Key) int {
+	if r.wrote > r.length {
+		if !x.grace.passed(r.mark) {
+			return 0
+		}
+		r.wrote = r.length
+	}
+	keys = keys[:min(len(keys), int(maxRun-r.length))]
+	from := r.length
+	var page *[pageKeys]uint64
+	var p uint32
+	for i, k := range keys {
+		if i%batch == 0 {
+			for _, k := range keys[i:min(i+batch, len(keys))] {
+				x.touched ^= x.table.touch(uint64(k))
+			}
+		}
+		offset := r.length
+		if page == nil || offset%pageKeys == 0 {
+			if offset%pageKeys == 0 {
+				p = x.newPage(n, r, offset>>pageBits)
+			} else {
+				p = x.page(r, offset>>pageBits)
+			}
+			page = &x.pages.chunk(p).keys[p&(1<<pagesBits-1)]
+		}
+		page[offset%pageKeys] = uint64(k)
+		if _, there := x.table.insert(uint64(k), p<<pageBits|offset%pageKeys); there {
+			if offset%pageKeys == 0 {
+				x.pages.free(p) // no cell leads to it
+			}
+			break
+		}
+		r.length++
+	}
+	r.wrote = r.length
+	return int(r.length - from)
+}
+
+// newPage gives a run its page k.
+func (x *Index) newPage(n uint32, r *run, k uint32) uint32 {
+	p := x.pages.alloc(0, 1)
+	x.pages.chunk(p).owner[p&(1<<pagesBits-1)] = uint64(n)<<32 | uint64(k)
+	d := r.directory.Load()
+	switch {
+	case d == 0 && k < inlinePages:
+		r.pages[k] = p
+		return p
+	case d == 0:
+		c := class(int(k) + 1)
+		larger := x.blocks.alloc(c, sizes[c])
+		copy(cell(x.blocks, larger), r.pages[:])
+		cell(x.blocks, larger)[k] = p
+		r.directory.Store(larger)
+	default:
+		if size := x.blocks.size(d); k >= size {
+			c := class(int(k) + 1)
+			larger := x.blocks.alloc(c, sizes[c])
+			copy(cell(x.blocks, larger), cell(x.blocks, d)[:size])
+			cell(x.blocks, larger)[k] = p
+			r.directory.Store(larger)
+			x.grace.retire(retiredBlock, d)
+		} else {
+			cell(x.blocks, d)[k] = p
+		}
+	}
+	return p
+}
+
+// common counts how many of keys a run has from offset on.
+func (x *Index) common(r *run, offset uint32, keys []blockkey.Key) int {
+	keys = keys[:min(len(keys), int(r.length-offset))]
+	for i := 0; i < len(keys); {
+		p := x.page(r, offset>>pageBits)
+		page := &x.pages.chunk(p).keys[p&(1<<pagesBits-1)]
+		for j := offset % pageKeys; j < pageKeys && i < len(keys); j++ {
+			if page[j] != uint64(keys[i]) {
+				return i
+			}
+			i++
+			offset++
+		}
+	}
+	return len(keys)
+}
+
+// cut drops the keys of a run that nobody holds any more, and the run with
+// the last of them. Their cutoffs are gone from readers' sight.
+func (x *Index) cut(n uint32, r *run) {
+	length := uint32(0)
+	if g := x.groups(r); len(g) > 0 {
+		length = cutoff(g[0])
+	}
+	if r.loose > 0 {
+		for _, s := range x.loose[n] {
+			length = max(length, s.to)
+		}
+	}
+	if length >= r.length {
+		return
+	}
+	var keys [batch]uint64
+	var cells [batch]uint32
+	for at := r.length; at > length; {
+		count := min(batch, at-length)
+		for i := range count {
+			at--
+			p := x.page(r, at>>pageBits)
+			keys[i] = x.pages.chunk(p).keys[p&(1<<pagesBits-1)][at%pageKeys]
+			cells[i] = p<<pageBits | at%pageKeys
+			if count > 1 {
+				x.touched ^= x.table.touch(keys[i])
+			}
+		}
+		for i := range count {
+			x.table.remove(keys[i], cells[i])
+		}
+	}
+	for k := (length + pageKeys - 1) >> pageBits; k < (r.length+pageKeys-1)>>pageBits; k++ {
+		x.grace.retire(retiredPage, x.page(r, k))
+	}
+	r.length = length
+	r.mark = x.grace.since()
+	if length == 0 {
+		if d := r.directory.Load(); d != 0 {
+			x.grace.retire(retiredBlock, d)
+		}
+		x.grace.retire(retiredRun, n)
+	}
+}

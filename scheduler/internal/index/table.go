@@ -1,0 +1,299 @@
+package index
+
+import (
+	"math"
+	"math/bits"
+	"sync/atomic"
+)
+
+// table finds the cell of a key: its page and its place in it. It is cut into
+// segments that grow and shrink one by one, by replacement, so that readers
+// are never stopped and no writer waits for more than one segment.
+//
+// A segment is an array of cache lines of 12 cells of 5 bytes. A key lives in
+// its home line, or, when that was full, in one of the lines after it; a line
+// counts the keys that went past it, so that a search ends at the first line
+// that none went past. Keys never move within a segment.
+type table struct {
+	pages    *slab[pages] // where the keys are
+	segments [segments]atomic.Pointer[segment]
+
+	// The writers' half, guarded by Index.mu.
+	used  int64
+	cells int64
+	bytes int64
+}
+
+const (
+	segmentBits = 10
+	segments    = 1 << segmentBits
+	lineCells   = 12
+	lineBytes   = 64
+	// A segment grows by growthFactor when more than maxLoad of its cells
+	// are used, and is cut when less than minLoad are.
+	maxLoad      = 0.88
+	minLoad      = 0.45
+	growthFactor = 1.2
+)
+
+type segment struct {
+	lines []line
+	used  int // guarded by Index.mu, like limit and floor
+	limit int
+	floor int
+}
+
+// line is one cache line. tags holds a byte for each cell, 0 if it is free;
+// the upper half of tags[1] counts the keys that went past the line. A cell is
+// written before its tag, so that who sees the tag sees the cell or a later
+// one, and whoever uses a cell compares the key.
+type line struct {
+	tags  [2]uint64
+	cells [lineCells]uint32
+}
+
+const (
+	lows      = 0x0101010101010101
+	highs     = 0x8080808080808080
+	highs4    = 0x80808080
+	pastShift = 32
+)
+
+func newTable(p *slab[pages]) *table {
+	t := &table{pages: p}
+	for i := range t.segments {
+		t.segments[i].Store(t.newSegment(uint32(i), 1))
+	}
+	return t
+}
+
+func (t *table) newSegment(number uint32, lines int) *segment {
+	s := &segment{lines: make([]line, lines)}
+	s.limit = int(maxLoad * lineCells * float64(lines))
+	if lines > 1 {
+		s.floor = int(minLoad * lineCells * float64(lines))
+	}
+	t.cells += int64(lines * lineCells)
+	t.bytes += int64(lines * lineBytes)
+	return s
+}
+
+// keyAt is the key in a cell.
+func (t *table) keyAt(cell uint32) uint64 {
+	page := cell >> pageBits
+	return t.pages.chunk(page).keys[page&(1<<pagesBits-1)][cell&(pageKeys-1)]
+}
+
+// place is where a key belongs: its segment, its home line and its tag, never
+// 0. All of a key's bits decide on each.
+func place(key uint64) (number uint32, home, tag uint64) {
+	h := key * 0x9E3779B97F4A7C15
+	h ^= h >> 32
+	tag = h & 0xff
+	if tag == 0 {
+		tag = 1
+	}
+	return uint32(h >> (64 - segmentBits)), h >> (32 - segmentBits) & 0xffffffff, tag
+}
+
+// lineOf scales home to a number of lines.
+func (s *segment) lineOf(home uint64) uint64 {
+	return home * uint64(len(s.lines)) >> 32
+}
+
+// zeros marks the bytes of w that are 0, and no others: a free cell may lead
+// nowhere.
+func zeros(w uint64) uint64 {
+	return ^((w&^highs + ^uint64(highs)) | w | ^uint64(highs))
+}
+
+// touch brings a key's home line into the cache.
+func (t *table) touch(key uint64) uint64 {
+	number, home, _ := place(key)
+	s := t.segments[number].Load()
+	return atomic.LoadUint64(&s.lines[s.lineOf(home)].tags[0])
+}
+
+// find is the cell of key. Readers may call it.
+func (t *table) find(key uint64) (cell uint32, ok bool) {
+	number, home, tag := place(key)
+	s := t.segments[number].Load()
+	first := s.lineOf(home)
+	for n := first; ; {
+		l := &s.lines[n]
+		for m := zeros(atomic.LoadUint64(&l.tags[0]) ^ tag*lows); m != 0; m &= m - 1 {
+			if c := atomic.LoadUint32(&l.cells[bits.TrailingZeros64(m)>>3]); t.keyAt(c) == key {
+				return c, true
+			}
+		}
+		t1 := atomic.LoadUint64(&l.tags[1])
+		for m := zeros(t1^tag*lows) & highs4; m != 0; m &= m - 1 {
+			if c := atomic.LoadUint32(&l.cells[8+bits.TrailingZeros64(m)>>3]); t.keyAt(c) == key {
+				return c, true
+			}
+		}
+		if n++; n == uint64(len(s.lines)) {
+			n = 0
+		}
+		if t1>>pastShift == 0 || n == first {
+			return 0, false
+		}
+	}
+}
+
+// insert puts key into cell unless it is there; then it returns its cell.
+func (t *table) insert(key uint64, cell uint32) (at uint32, there bool) {
+	number, home, tag := place(key)
+	s := t.segments[number].Load()
+	if s.used >= s.limit {
+		s = t.resize(number, s, s.used+1)
+	}
+	n := s.lineOf(home)
+	var free *line
+	var freeByte uint // bit of the free cell's tag in tags
+	first := n
+	freeAt := n
+	for {
+		l := &s.lines[n]
+		t0, t1 := l.tags[0], l.tags[1]
+		for m := zeros(t0 ^ tag*lows); m != 0; m &= m - 1 {
+			if c := l.cells[bits.TrailingZeros64(m)>>3]; t.keyAt(c) == key {
+				return c, true
+			}
+		}
+		for m := zeros(t1^tag*lows) & highs4; m != 0; m &= m - 1 {
+			if c := l.cells[8+bits.TrailingZeros64(m)>>3]; t.keyAt(c) == key {
+				return c, true
+			}
+		}
+		if free == nil {
+			if m := zeros(t0); m != 0 {
+				free, freeByte, freeAt = l, uint(bits.TrailingZeros64(m)>>3), n
+			} else if m := zeros(t1) & highs4; m != 0 {
+				free, freeByte, freeAt = l, 8+uint(bits.TrailingZeros64(m)>>3), n
+			}
+		}
+		if n++; n == uint64(len(s.lines)) {
+			n = 0
+		}
+		if free != nil && (t1>>pastShift == 0 || n == first) {
+			break
+		}
+	}
+	for n := first; n != freeAt; {
+		past := &s.lines[n].tags[1]
+		atomic.StoreUint64(past, *past+1<<pastShift)
+		if n++; n == uint64(len(s.lines)) {
+			n = 0
+		}
+	}
+	atomic.StoreUint32(&free.cells[freeByte], cell)
+	w := &free.tags[freeByte>>3]
+	atomic.StoreUint64(w, *w|tag<<(freeByte&7*8))
+	s.used++
+	t.used++
+	return cell, false
+}
+
+// remove takes key out of cell.
+func (t *table) remove(key uint64, cell uint32) {
+	number, home, tag := place(key)
+	s := t.segments[number].Load()
+	first := s.lineOf(home)
+	for n := first; ; {
+		l := &s.lines[n]
+		if i := l.find(tag, cell); i >= 0 {
+			w := &l.tags[i>>3]
+			atomic.StoreUint64(w, *w&^(0xff<<(i&7*8)))
+			for p := first; p != n; {
+				past := &s.lines[p].tags[1]
+				atomic.StoreUint64(past, *past-1<<pastShift)
+				if p++; p == uint64(len(s.lines)) {
+					p = 0
+				}
+			}
+			break
+		}
+		if n++; n == uint64(len(s.lines)) {
+			n = 0
+		}
+		if n == first {
+			panic("index: key without its cell")
+		}
+	}
+	s.used--
+	t.used--
+	if s.used < s.floor {
+		t.resize(number, s, s.used)
+	}
+}
+
+// find is the place of a cell in the line, or -1.
+func (l *line) find(tag uint64, cell uint32) int {
+	for m := zeros(l.tags[0] ^ tag*lows); m != 0; m &= m - 1 {
+		if i := bits.TrailingZeros64(m) >> 3; l.cells[i] == cell {
+			return i
+		}
+	}
+	for m := zeros(l.tags[1]^tag*lows) & highs4; m != 0; m &= m - 1 {
+		if i := 8 + bits.TrailingZeros64(m)>>3; l.cells[i] == cell {
+			return i
+		}
+	}
+	return -1
+}
+
+// resize replaces a segment by one for want keys.
+func (t *table) resize(number uint32, old *segment, want int) *segment {
+	s := t.newSegment(number, linesFor(number, want))
+	t.cells -= int64(len(old.lines) * lineCells)
+	t.bytes -= int64(len(old.lines) * lineBytes)
+	for i := range old.lines {
+		l := &old.lines[i]
+		for c := range lineCells {
+			if l.tags[c>>3]>>(c&7*8)&0xff != 0 {
+				s.put(t.keyAt(l.cells[c]), l.cells[c])
+			}
+		}
+	}
+	s.used = old.used
+	t.segments[number].Store(s)
+	return s
+}
+
+// put places a key in a segment that no reader has seen.
+func (s *segment) put(key uint64, cell uint32) {
+	_, home, tag := place(key)
+	for n := s.lineOf(home); ; {
+		l := &s.lines[n]
+		i := -1
+		if m := zeros(l.tags[0]); m != 0 {
+			i = bits.TrailingZeros64(m) >> 3
+		} else if m := zeros(l.tags[1]) & highs4; m != 0 {
+			i = 8 + bits.TrailingZeros64(m)>>3
+		}
+		if i >= 0 {
+			l.cells[i] = cell
+			l.tags[i>>3] |= tag << (i & 7 * 8)
+			return
+		}
+		l.tags[1] += 1 << pastShift
+		if n++; n == uint64(len(s.lines)) {
+			n = 0
+		}
+	}
+}
+
+// linesFor is the number of lines of a segment for so many keys. The sizes
+// form a ladder that is shifted from segment to segment, so that they do not
+// all grow at once and the table as a whole is always filled alike.
+func linesFor(number uint32, keys int) int {
+	shift := float64(number) / segments
+	need := float64(keys) / (maxLoad * lineCells)
+	step := math.Ceil(math.Log(math.Max(need, 1))/math.Log(growthFactor) - shift)
+	n := int(math.Ceil(math.Pow(growthFactor, step+shift)))
+	for int(maxLoad*lineCells*float64(n)) <= keys {
+		n++
+	}
+	return n
+}

@@ -1,0 +1,242 @@
+package policy
+
+import (
+	"errors"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"pgregory.net/rapid"
+
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/learn"
+)
+
+// speed that one can check by hand: 0.1 ms a token, 10 ms a step.
+func speed() learn.Speed {
+	return learn.Speed{
+		Curve: learn.Curve{B: 0.1}, HostMS: 0.01, DiskMS: 0.5,
+		StepMS: 10, PromptTokens: 1000, OutputTokens: 100, Busy: math.NaN(),
+	}
+}
+
+func round(rho float64, c ...Candidate) *Round {
+	return &Round{Candidates: c, Costs: make([]Cost, len(c)), Rho: rho}
+}
+
+func TestCostByPart(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		rho  float64
+		in   []Candidate
+		want []Cost
+	}{
+		{"idle: the prefill of what is missing", 0,
+			[]Candidate{
+				{Uncached: 8000, Speed: speed()},
+				{GPU: 6000, Uncached: 2000, Speed: speed()},
+				{GPU: 8000, Speed: speed()},
+			},
+			[]Cost{{Total: 800, Prefill: 800}, {Total: 200, Prefill: 200}, {Total: 0.1, Prefill: 0.1}},
+		},
+		{"wait counts as it is", 0,
+			[]Candidate{{GPU: 6000, Uncached: 2000, Load: Load{WaitMS: 700}, Speed: speed()}},
+			[]Cost{{Total: 900, Wait: 700, Prefill: 200}},
+		},
+		{"half busy: a miss costs twice", 0.5,
+			[]Candidate{{GPU: 6000, Uncached: 2000, Load: Load{WaitMS: 700}, Speed: speed()}},
+			[]Cost{{Total: 1100, Wait: 700, Prefill: 200, Miss: 200}},
+		},
+		{"beyond nine tenths the price stays", 2,
+			[]Candidate{{Uncached: 2000, Speed: speed()}},
+			[]Cost{{Total: 2000, Prefill: 200, Miss: 1800}},
+		},
+		{"rho unknown", math.NaN(),
+			[]Candidate{{Uncached: 2000, Speed: speed()}},
+			[]Cost{{Total: 200, Prefill: 200}},
+		},
+		{"host is loaded, a disk slower than computing is no better than that", 0,
+			[]Candidate{
+				{Host: 1000, Uncached: 2000, Speed: speed()},
+				{Disk: 1000, Uncached: 2000, Speed: speed()},
+			},
+			[]Cost{{Total: 210, Load: 10, Prefill: 200}, {Total: 300, Load: 100, Prefill: 200}},
+		},
+		{"decode is what a member costs more than the least", 0,
+			[]Candidate{
+				{Uncached: 2000, Load: Load{Requests: 10}, Speed: speed()},
+				{Uncached: 2000, Load: Load{Requests: 30}, Speed: speed()},
+			},
+			// A request adds 0.25*100*10/400 = 0.625 and 0.01*200 = 2 ms.
+			[]Cost{{Total: 200, Prefill: 200}, {Total: 252.5, Prefill: 200, Decode: 52.5}},
+		},
+	} {
+		r := round(c.rho, c.in...)
+		Estimate(r)
+		if diff := cmp.Diff(c.want, r.Costs, cmpopts.EquateApprox(0, 1e-9)); diff != "" {
+			t.Errorf("%s:\n%s", c.name, diff)
+		}
+	}
+}
+
+// best returns the places of the lowest scores.
+func best(t *testing.T, name string, r *Round) []int {
+	t.Helper()
+	p, err := Named(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	Estimate(r)
+	scores := make([]float64, len(r.Candidates))
+	p.Score(r, scores)
+	var at []int
+	low := math.Inf(1)
+	for i, s := range scores {
+		if s < low {
+			at, low = at[:0], s
+		}
+		if s == low {
+			at = append(at, i)
+		}
+	}
+	return at
+}
+
+func TestPolicies(t *testing.T) {
+	candidates := []Candidate{
+		{Uncached: 8000, Load: Load{Requests: 2, Tokens: 500, WaitMS: 50, Last: 4}, Speed: speed()},
+		{GPU: 8000, Uncached: 1, Load: Load{Requests: 9, Tokens: 4000, WaitMS: 400, Last: 3}, Speed: speed()},
+		{GPU: 8000, Uncached: 1, Load: Load{Requests: 5, Tokens: 9000, WaitMS: 900, Last: 2}, Speed: speed()},
+		{Uncached: 8000, Load: Load{Requests: 3, Tokens: 500, WaitMS: 50, Last: 9}, Speed: speed()},
+	}
+	for name, want := range map[string][]int{
+		"":               {1},
+		"default":        {1},
+		"round-robin":    {2},
+		"least-requests": {0},
+		"least-tokens":   {0},
+		"longest-prefix": {2},
+	} {
+		if got := best(t, name, round(0, candidates...)); !cmp.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
+	}
+	if _, err := Named("best"); !errors.Is(err, ErrUnknown) {
+		t.Errorf("unknown policy: %v", err)
+	}
+}
+
+// Peers' bug 9: the longest prefix wins, and load breaks ties.
+func TestLoadBreaksTies(t *testing.T) {
+	a := Candidate{GPU: 4000, Uncached: 100, Load: Load{Requests: 3}, Speed: speed()}
+	b := Candidate{GPU: 4000, Uncached: 100, Load: Load{Requests: 2}, Speed: speed()}
+	for _, name := range []string{"default", "longest-prefix"} {
+		if got := best(t, name, round(0, a, b)); !cmp.Equal(got, []int{1}) {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// Peers' bug 25: by min-max one request would weigh as much as any number of
+// cached tokens. And a tiny shared prefix does not outweigh a queue.
+func TestMagnitudesAreKept(t *testing.T) {
+	holder := Candidate{GPU: 4096, Uncached: 100, Load: Load{Requests: 1}, Speed: speed()}
+	idle := Candidate{Uncached: 4196, Speed: speed()}
+	if got := best(t, "default", round(0, idle, holder)); !cmp.Equal(got, []int{1}) {
+		t.Errorf("one request against 4,096 cached tokens: %v", got)
+	}
+	holder = Candidate{GPU: 32, Uncached: 4164, Load: Load{Requests: 8, WaitMS: 400}, Speed: speed()}
+	if got := best(t, "default", round(0.8, idle, holder)); !cmp.Equal(got, []int{0}) {
+		t.Errorf("32 cached tokens against a queue: %v", got)
+	}
+}
+
+// Peers' bug 26: when all queue alike, the owner keeps its requests: the price
+// of a miss grows with saturation.
+func TestOwnerKeepsItsRequestsAtSaturation(t *testing.T) {
+	owner := Candidate{GPU: 4000, Uncached: 1000, Load: Load{Requests: 20, WaitMS: 3000}, Speed: speed()}
+	other := Candidate{Uncached: 5000, Load: Load{Requests: 20, WaitMS: 2000}, Speed: speed()}
+	if got := best(t, "default", round(0, owner, other)); !cmp.Equal(got, []int{1}) {
+		t.Errorf("idle fleet: %v, want the quicker", got)
+	}
+	if got := best(t, "default", round(0.9, owner, other)); !cmp.Equal(got, []int{0}) {
+		t.Errorf("saturated fleet: %v, want the owner", got)
+	}
+}
+
+func TestRandomIsEvenAndRepeatable(t *testing.T) {
+	counts := make([]int, 5)
+	for i := range 5000 {
+		r := round(0, make([]Candidate, 5)...)
+		r.Random = uint64(i)
+		at := best(t, "random", r)
+		if len(at) != 1 || !cmp.Equal(at, best(t, "random", r)) {
+			t.Fatalf("not repeatable: %v", at)
+		}
+		counts[at[0]]++
+	}
+	for i, n := range counts {
+		if n < 850 || n > 1150 {
+			t.Errorf("candidate %d: %d of 5,000", i, n)
+		}
+	}
+}
+
+// Peers' bugs 22 and 23: engine values count for all or for none.
+func TestLoadOf(t *testing.T) {
+	f := fleet.New(fleet.Config{})
+	now := time.Unix(1_700_000_000, 0)
+	id, _ := f.Join("m", now)
+	f.Heard(id, fleet.Info{}, &fleet.Load{At: now, Running: 7, Waiting: 3, Totals: fleet.NoTotals()}, now)
+	m := f.View().Member(id)
+	r := fleet.Reserved{Tokens: 500, Open: 2, Unseen: 1, PrefillsSeen: 1, Last: 9}
+	for _, c := range []struct {
+		gauges bool
+		want   Load
+	}{
+		{false, Load{Requests: 2, Tokens: 500, WaitMS: 50, Last: 9}},
+		// Two of the three that wait are not ours: 1,000 tokens and 100 ms each.
+		{true, Load{Requests: 11, Tokens: 2500, WaitMS: 250, Last: 9}},
+	} {
+		if diff := cmp.Diff(c.want, LoadOf(m, r, 50, speed(), c.gauges), cmpopts.EquateApprox(0, 1e-9)); diff != "" {
+			t.Errorf("gauges %v:\n%s", c.gauges, diff)
+		}
+	}
+}
+
+// Peers' bug 18: whatever comes in, costs and scores can be compared.
+func TestScoresAreNumbers(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		any := rapid.Float64Range(0, 1e9)
+		tokens := rapid.IntRange(0, 1<<21)
+		r := &Round{
+			Rho:    rapid.OneOf(rapid.Float64(), rapid.Just(math.NaN())).Draw(t, "rho"),
+			Output: rapid.OneOf(any, rapid.Just(math.NaN())).Draw(t, "output"),
+		}
+		for range rapid.IntRange(1, 9).Draw(t, "n") {
+			s := speed()
+			s.A, s.B, s.StepMS = any.Draw(t, "a"), any.Draw(t, "b"), any.Draw(t, "step")
+			r.Candidates = append(r.Candidates, Candidate{
+				GPU: tokens.Draw(t, "gpu"), Host: tokens.Draw(t, "host"), Uncached: tokens.Draw(t, "uncached"),
+				Load:  Load{Requests: any.Draw(t, "requests"), Tokens: any.Draw(t, "tokens"), WaitMS: any.Draw(t, "wait")},
+				Speed: s,
+			})
+		}
+		r.Costs = make([]Cost, len(r.Candidates))
+		Estimate(r)
+		scores := make([]float64, len(r.Candidates))
+		for _, name := range []string{"default", "random", "round-robin", "least-requests", "least-tokens", "longest-prefix"} {
+			p, _ := Named(name)
+			p.Score(r, scores)
+			for i, s := range scores {
+				c := r.Costs[i]
+				sum := c.Wait + c.Load + c.Prefill + c.Miss + c.Decode
+				if !(s >= 0 && s <= math.MaxFloat64) || math.Abs(sum-c.Total) > 1e-9*c.Total {
+					t.Fatalf("%s: score %v, cost %+v", name, s, c)
+				}
+			}
+		}
+	})
+}

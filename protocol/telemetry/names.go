@@ -19,16 +19,28 @@ const (
 	AttrFallback = "kvscout.fallback"
 	// AttrTrust: exact, syncing, approximate, unknown.
 	AttrTrust = "kvscout.trust"
-	// AttrLane: gpu, host, disk, predicted, approximate.
-	AttrLane = "kvscout.lane"
 	// AttrOutcome of a decision, a call or a message.
 	AttrOutcome = "kvscout.outcome"
 	// AttrEndpoint of an engine that turns text into tokens.
 	AttrEndpoint = "kvscout.endpoint"
-	// AttrSource: who asked for tokens or where they came from.
+	// AttrSource: the form in which a caller sent a prompt.
 	AttrSource = "kvscout.source"
 	// AttrEvent: name of a counted event, for groups of rare counters.
 	AttrEvent = "kvscout.event"
+)
+
+// Attributes of spans, without bounds on their values.
+const (
+	// AttrDecision: id of the decision, as named in Report.
+	AttrDecision = "kvscout.decision"
+	// AttrMember: the member that came first.
+	AttrMember = "kvscout.member"
+	// AttrFallbackReason: what was missing; empty for an exact answer.
+	AttrFallbackReason = "kvscout.fallback.reason"
+	// AttrPromptTokens and AttrCachedTokens: the prompt's length, and how much
+	// of it the first member's picture promises.
+	AttrPromptTokens = "kvscout.prompt_tokens"
+	AttrCachedTokens = "kvscout.cached_tokens"
 )
 
 // Metrics of the scheduler. Units follow UCUM; the metrics page appends them.
@@ -38,18 +50,19 @@ const (
 	// SchedulerDecisionDuration is the time from decoded request to answer, in
 	// seconds (method).
 	SchedulerDecisionDuration = "kvscout.scheduler.decision.duration"
-	// SchedulerOpenDecisions are decisions whose reservations stand.
+	// SchedulerOpenDecisions are decisions that can still be reported.
 	SchedulerOpenDecisions = "kvscout.scheduler.decisions.open"
 	// SchedulerReports counts calls of Report (outcome).
 	SchedulerReports = "kvscout.scheduler.reports"
 	// SchedulerPromptTokens, SchedulerCachedTokens: the engines' own counts as
 	// reported; SchedulerPredictedTokens: what was predicted for the same
-	// requests; SchedulerErrorTokens: the sum of |predicted - actual|.
+	// requests. Sums over the members that are there.
 	SchedulerPromptTokens    = "kvscout.scheduler.reported.prompt_tokens"
 	SchedulerCachedTokens    = "kvscout.scheduler.reported.cached_tokens"
 	SchedulerPredictedTokens = "kvscout.scheduler.reported.predicted_cached_tokens"
-	SchedulerErrorTokens     = "kvscout.scheduler.reported.error_tokens"
 
+	// SchedulerFleetEvents counts what became of decisions and members (event).
+	SchedulerFleetEvents = "kvscout.scheduler.fleet.events"
 	// SchedulerMembers counts members (trust).
 	SchedulerMembers = "kvscout.scheduler.members"
 	// SchedulerReady is 1 when every announced member is exact, or the wait is over.
@@ -66,6 +79,9 @@ const (
 	// SchedulerIngestEvents counts messages and what became of them (event).
 	SchedulerIngestEvents = "kvscout.scheduler.ingest.events"
 
+	// SchedulerSnapshotsAwaited are snapshots asked for and not there yet.
+	SchedulerSnapshotsAwaited = "kvscout.scheduler.ingest.snapshots.awaited"
+
 	// SchedulerIntakePrompts counts prompts by what the caller sent (source).
 	SchedulerIntakePrompts = "kvscout.scheduler.intake.prompts"
 	// SchedulerIntakeCalls counts requests to engines (endpoint, outcome).
@@ -80,12 +96,4 @@ const (
 	SchedulerPanics = "kvscout.scheduler.panics"
 	// SchedulerWatchers are open Watch streams.
 	SchedulerWatchers = "kvscout.scheduler.watchers"
-)
-
-// Spans of the scheduler, under the span of the gRPC call.
-const (
-	// SpanIntake covers turning what the caller sent into tokens.
-	SpanIntake = "intake"
-	// SpanPick covers the decision.
-	SpanPick = "pick"
 )

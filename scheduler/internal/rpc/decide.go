@@ -1,0 +1,145 @@
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/intake"
+	"github.com/kvscout/kvscout/scheduler/internal/pick"
+)
+
+// Pick chooses and reserves.
+func (s *Service) Pick(ctx context.Context, req *pb.PickRequest) (*pb.PickResponse, error) {
+	d, ranking, err := s.decide(ctx, req.GetRequest(), true)
+	if err != nil {
+		return nil, err
+	}
+	return &pb.PickResponse{Decision: d.ID, Ranking: ranking}, nil
+}
+
+// Score ranks, and changes nothing.
+func (s *Service) Score(ctx context.Context, req *pb.ScoreRequest) (*pb.ScoreResponse, error) {
+	_, ranking, err := s.decide(ctx, req.GetRequest(), false)
+	if err != nil {
+		return nil, err
+	}
+	return &pb.ScoreResponse{Ranking: ranking}, nil
+}
+
+func (s *Service) decide(ctx context.Context, in *pb.Request, reserve bool) (*pick.Decision, *pb.Ranking, error) {
+	start := time.Now()
+	req, prompt, err := s.request(ctx, in)
+	if err != nil {
+		return nil, nil, err
+	}
+	// Nobody waits any more: do not charge a member for it.
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
+	req.Reserve = reserve
+	now := time.Now()
+	d, err := s.cfg.Picker.Pick(&req, now)
+	if err != nil {
+		return nil, nil, err
+	}
+	ranking := rankingOf(d, now)
+	if prompt.Note != "" {
+		ranking.Reason += " (" + prompt.Note + ")"
+	}
+	if s.cfg.Decided != nil {
+		s.cfg.Decided(ctx, decidedOf(d, reserve, time.Since(start)))
+	}
+	return d, ranking, nil
+}
+
+func decidedOf(d *pick.Decision, reserved bool, took time.Duration) Decided {
+	e := Decided{
+		Method:       "score",
+		Policy:       d.Policy,
+		Decision:     d.ID,
+		Fallback:     d.Fallback,
+		PromptTokens: d.PromptTokens,
+		Took:         took,
+	}
+	if reserved {
+		e.Method = "pick"
+	}
+	if len(d.Candidates) > 0 {
+		first := &d.Candidates[0]
+		e.Member, e.CachedTokens = first.Member.Info.Name, first.Cached.Known()
+	}
+	return e
+}
+
+// slot holds the messages of one candidate, so that a ranking costs two
+// allocations whatever its length.
+type slot struct {
+	candidate pb.Candidate
+	member    pb.Member
+	cached    pb.CachedTokens
+	cost      pb.Cost
+	picture   pb.Picture
+}
+
+func rankingOf(d *pick.Decision, now time.Time) *pb.Ranking {
+	slots := make([]slot, len(d.Candidates))
+	list := make([]*pb.Candidate, len(d.Candidates))
+	for i := range d.Candidates {
+		c, to := &d.Candidates[i], &slots[i]
+		list[i] = &to.candidate
+		setMember(&to.member, c.Member)
+		setPicture(&to.picture, c.Member, now)
+		to.cached.Gpu, to.cached.Host = uint64(c.Cached.GPU), uint64(c.Cached.Host)
+		to.cached.Disk, to.cached.Predicted = uint64(c.Cached.Disk), uint64(c.Cached.Predicted)
+		to.cost.TotalMs, to.cost.WaitMs, to.cost.LoadMs = c.Cost.Total, c.Cost.Wait, c.Cost.Load
+		to.cost.PrefillMs, to.cost.MissMs, to.cost.DecodeMs = c.Cost.Prefill, c.Cost.Miss, c.Cost.Decode
+		to.candidate.Member, to.candidate.Cached = &to.member, &to.cached
+		to.candidate.Cost, to.candidate.Picture = &to.cost, &to.picture
+		to.candidate.UncachedTokens = uint64(c.Uncached)
+		to.candidate.Running, to.candidate.Waiting = uint32(max(0, c.Running)), uint32(max(0, c.Waiting))
+		to.candidate.LoadAgeMs = loadAge(c.Member, now)
+	}
+	return &pb.Ranking{
+		Candidates:     list,
+		Reason:         d.Reason,
+		Policy:         d.Policy,
+		Fallback:       d.Fallback,
+		PromptTokens:   uint64(d.PromptTokens),
+		EnginePriority: d.EnginePriority,
+	}
+}
+
+// outcomes of the wire.
+var outcomes = map[pb.Outcome]fleet.Outcome{
+	pb.Outcome_OUTCOME_FIRST_TOKEN: fleet.FirstToken,
+	pb.Outcome_OUTCOME_FINISHED:    fleet.Finished,
+	pb.Outcome_OUTCOME_FAILED:      fleet.Failed,
+	pb.Outcome_OUTCOME_CANCELLED:   fleet.Cancelled,
+}
+
+// Report closes a decision, or tells how far it came.
+func (s *Service) Report(_ context.Context, req *pb.ReportRequest) (*pb.ReportResponse, error) {
+	outcome, ok := outcomes[req.GetOutcome()]
+	switch {
+	case req.GetDecision() == "":
+		return nil, fmt.Errorf("the report names no decision: %w", intake.ErrInvalid)
+	case !ok:
+		return nil, fmt.Errorf("outcome %d: %w", req.GetOutcome(), intake.ErrInvalid)
+	case req.PromptTokens != nil && req.GetCachedTokens() > req.GetPromptTokens():
+		return nil, fmt.Errorf("%d of %d prompt tokens cached: %w", req.GetCachedTokens(), req.GetPromptTokens(), intake.ErrInvalid)
+	}
+	known := s.cfg.Picker.Report(pick.Report{
+		Decision:     req.GetDecision(),
+		Outcome:      outcome,
+		Member:       req.GetMember(),
+		PromptTokens: req.PromptTokens,
+		CachedTokens: req.CachedTokens,
+	}, time.Now())
+	if s.cfg.Reported != nil {
+		s.cfg.Reported(req.GetOutcome())
+	}
+	return &pb.ReportResponse{Known: known}, nil
+}

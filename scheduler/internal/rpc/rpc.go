@@ -1,0 +1,108 @@
+// Package rpc is the scheduler's gRPC service: protobuf to prompt and choice,
+// and back. It is the only place where errors become status codes. It has no
+// defaults of its own and scores nothing.
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/intake"
+	"github.com/kvscout/kvscout/scheduler/internal/pick"
+)
+
+// Config of a Service. All but the observers must be set.
+type Config struct {
+	Intake *intake.Intake
+	Picker *pick.Picker
+	Fleet  *fleet.Fleet
+	// Ready tells whether the pictures are complete.
+	Ready func() bool
+	// CallTimeout of unary calls whose caller names no deadline.
+	CallTimeout time.Duration
+	// MaxWatchers bounds the open Watch streams.
+	MaxWatchers int
+	// Decided and Reported are told of every answer to Pick, Score and Report,
+	// on the caller's goroutine; nil: nobody is.
+	Decided  func(context.Context, Decided)
+	Reported func(pb.Outcome)
+	Log      *slog.Logger
+}
+
+// Decided is one answer to Pick or Score, for whoever counts.
+type Decided struct {
+	Method, Policy, Decision, Member string
+	Fallback                         string
+	PromptTokens, CachedTokens       int
+	Took                             time.Duration
+}
+
+// Service implements pb.SchedulerServer. Its Unary and Stream interceptors
+// must be installed: they map errors, set deadlines and stop panics.
+type Service struct {
+	pb.UnimplementedSchedulerServer
+	cfg      Config
+	closed   chan struct{}
+	closing  atomic.Bool
+	watchers atomic.Int64
+	panics   atomic.Uint64
+}
+
+// New returns a Service.
+func New(cfg Config) *Service {
+	return &Service{cfg: cfg, closed: make(chan struct{})}
+}
+
+// Close ends the Watch streams, so that a server can stop gracefully.
+func (s *Service) Close() {
+	if s.closing.CompareAndSwap(false, true) {
+		close(s.closed)
+	}
+}
+
+// Stats of a Service.
+type Stats struct {
+	Watchers int64
+	// Panics that were turned into errors.
+	Panics uint64
+}
+
+// Stats returns the counts.
+func (s *Service) Stats() Stats {
+	return Stats{Watchers: s.watchers.Load(), Panics: s.panics.Load()}
+}
+
+// Unary is the interceptor of unary calls.
+func (s *Service) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
+	defer func() { err = statusOf(err) }()
+	defer s.recover(info.FullMethod, &err)
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, s.cfg.CallTimeout)
+		defer cancel()
+	}
+	return handle(ctx, req)
+}
+
+// Stream is the interceptor of streams.
+func (s *Service) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
+	defer func() { err = statusOf(err) }()
+	defer s.recover(info.FullMethod, &err)
+	return handle(srv, stream)
+}
+
+func (s *Service) recover(method string, err *error) {
+	if r := recover(); r != nil {
+		s.panics.Add(1)
+		s.cfg.Log.Error("call panicked", "method", method, "panic", fmt.Sprint(r), "stack", string(debug.Stack()))
+		*err = errPanic
+	}
+}

@@ -1,0 +1,559 @@
+package rpc
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvscout/kvscout/protocol/blockkey"
+	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/index"
+	"github.com/kvscout/kvscout/scheduler/internal/intake"
+	"github.com/kvscout/kvscout/scheduler/internal/pick"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const size = 16
+
+// house is a service on real rooms, with three members of model m. Member b
+// holds the first 4 blocks of prompt, member a the first one.
+type house struct {
+	*Service
+	fleet  *fleet.Fleet
+	client pb.SchedulerClient
+	conn   *grpc.ClientConn
+	engine *httptest.Server
+	asked  atomic.Int64
+	events []Decided
+}
+
+var prompt = func() []uint32 {
+	ids := make([]uint32, 100)
+	for i := range ids {
+		ids[i] = uint32(i + 1)
+	}
+	return ids
+}()
+
+func name(m string) string { return "ns_uid-" + m + "_0" }
+
+func build(t *testing.T, change func(*Config)) *house {
+	t.Helper()
+	h := &house{fleet: fleet.New(fleet.Config{})}
+	x := index.New(index.Config{})
+	h.engine = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.asked.Add(1)
+		if strings.HasPrefix(r.URL.Path, "/v1/chat") {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		ids := strings.Trim(strings.ReplaceAll(fmt.Sprint(prompt), " ", ","), "[]")
+		fmt.Fprintf(w, `{"token_ids":[%s],"tokens":[%s]}`, ids, ids)
+	}))
+	t.Cleanup(h.engine.Close)
+	for i, m := range []string{"a", "b", "c"} {
+		id := join(t, h.fleet, fleet.Info{
+			Namespace: "ns", Pod: "pod-" + m, PodUID: "uid-" + m, Address: fmt.Sprintf("10.0.0.%d:8000", i+1),
+			Models: []string{"m"}, Adapters: []fleet.Adapter{{Name: "lora"}}, BlockSize: size, EngineVersion: "0.32.0", Blocks: 1000,
+		})
+		keys := blockkey.AppendTokens(nil, blockkey.Scope{Model: "m", BlockSize: size}.Root(), prompt, size, nil)
+		n := map[string]int{"a": 1, "b": 4}[m]
+		for lane := index.LaneGPU; n > 0 && lane <= index.LaneDisk; lane++ {
+			x.Store(index.Member(id), lane, blockkey.Scope{Model: "m", BlockSize: size}.Root(), 0, keys[:n])
+		}
+	}
+	picker, err := pick.New(pick.Config{Fleet: h.fleet, Index: x, Seed: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := intake.New(intake.Config{Engines: func(model string) []string {
+		if model == "m" {
+			return []string{h.engine.URL}
+		}
+		return nil
+	}})
+	t.Cleanup(in.Close)
+	cfg := Config{
+		Intake: in, Picker: picker, Fleet: h.fleet, Ready: func() bool { return true },
+		CallTimeout: 5 * time.Second, MaxWatchers: 2, Log: slog.New(slog.DiscardHandler),
+		Decided: func(_ context.Context, d Decided) { h.events = append(h.events, d) },
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	h.Service = New(cfg)
+
+	l := bufconn.Listen(1 << 20)
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(16<<20), grpc.UnaryInterceptor(h.Unary), grpc.StreamInterceptor(h.Stream))
+	pb.RegisterSchedulerServer(server, h.Service)
+	done := make(chan struct{})
+	go func() { defer close(done); server.Serve(l) }()
+	h.conn, err = grpc.NewClient("passthrough:x", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.client = pb.NewSchedulerClient(h.conn)
+	t.Cleanup(func() {
+		h.conn.Close()
+		h.Close()
+		server.GracefulStop()
+		<-done
+	})
+	return h
+}
+
+func join(t *testing.T, f *fleet.Fleet, info fleet.Info) fleet.ID {
+	t.Helper()
+	info.Name = info.Namespace + "_" + info.PodUID + "_0"
+	now := time.Now()
+	id, err := f.Join(info.Name, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Heard(id, info, &fleet.Load{At: now, Running: 0, Waiting: 0, Totals: fleet.NoTotals()}, now)
+	f.SetPicture(id, fleet.Picture{Trust: fleet.Exact, Epoch: 7, Sequence: 9, Held: [3]uint64{4, 4, 4}})
+	return id
+}
+
+func bytesOf(ids []uint32) []byte {
+	var le []byte
+	for _, id := range ids {
+		le = binary.LittleEndian.AppendUint32(le, id)
+	}
+	return le
+}
+
+func TestEveryFormFindsThePrefix(t *testing.T) {
+	h := build(t, nil)
+	keys := blockkey.AppendTokens(nil, blockkey.Scope{Model: "m", BlockSize: size}.Root(), prompt, size, nil)
+	var raw []uint64
+	for _, k := range keys {
+		raw = append(raw, uint64(k))
+	}
+	ids := strings.ReplaceAll(fmt.Sprint(prompt), " ", ",")
+	for _, tc := range []struct {
+		name string
+		req  *pb.Request
+	}{
+		{"tokens", &pb.Request{Model: "m", Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: prompt}}}},
+		{"token bytes", &pb.Request{Model: "m", Prompt: &pb.Request_TokenBytes{TokenBytes: bytesOf(prompt)}}},
+		{"keys", &pb.Request{Model: "m", Prompt: &pb.Request_Keys{Keys: &pb.BlockKeys{Keys: raw, BlockSize: size, PromptTokens: 100}}}},
+		{"text", &pb.Request{Model: "m", Prompt: &pb.Request_Text{Text: "x"}}},
+		{"chat", &pb.Request{Model: "m", Prompt: &pb.Request_Chat{Chat: &pb.Chat{MessagesJson: []byte(`[]`)}}}},
+		{"chat body", &pb.Request{Prompt: &pb.Request_OpenaiBody{OpenaiBody: []byte(`{"model":"m","messages":[]}`)}}},
+		{"text body", &pb.Request{Prompt: &pb.Request_OpenaiBody{OpenaiBody: []byte(`{"model":"m","prompt":"x"}`)}}},
+		{"ids body", &pb.Request{Prompt: &pb.Request_OpenaiBody{OpenaiBody: []byte(`{"model":"m","prompt":` + ids + `}`)}}},
+		{"several prompts", &pb.Request{Prompt: &pb.Request_OpenaiBody{OpenaiBody: []byte(`{"model":"m","prompt":[` + ids + `,[1]]}`)}}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			resp, err := h.client.Score(t.Context(), &pb.ScoreRequest{Request: tc.req})
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := resp.GetRanking()
+			if r.GetFallback() != "" || r.GetPromptTokens() != 100 || len(r.GetCandidates()) != 3 || r.GetPolicy() != "default" {
+				t.Fatalf("ranking %v", r)
+			}
+			first := r.GetCandidates()[0]
+			if first.GetMember().GetId() != name("b") || first.GetCached().GetGpu() != 64 || first.GetUncachedTokens() != 36 {
+				t.Errorf("first %v", first)
+			}
+			if tc.name == "several prompts" && !strings.Contains(r.GetReason(), "first of 2 prompts") {
+				t.Errorf("reason %q", r.GetReason())
+			}
+		})
+	}
+}
+
+func TestAnswerCarriesEverything(t *testing.T) {
+	h := build(t, nil)
+	resp, err := h.client.Pick(t.Context(), &pb.PickRequest{Request: &pb.Request{
+		Model: "m", Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: prompt}}, Top: 1,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.GetDecision() == "" || len(resp.GetRanking().GetCandidates()) != 1 || resp.GetRanking().GetReason() == "" ||
+		resp.GetRanking().GetEnginePriority() == 0 {
+		t.Fatalf("%v", resp)
+	}
+	c := resp.GetRanking().GetCandidates()[0]
+	want := &pb.Member{Id: name("b"), Namespace: "ns", Pod: "pod-b", Address: "10.0.0.2:8000"}
+	if !proto.Equal(want, c.GetMember()) {
+		t.Errorf("member %v", c.GetMember())
+	}
+	p := c.GetPicture()
+	if p.GetTrust() != pb.Trust_TRUST_EXACT || p.GetEpoch() != 7 || p.GetSequence() != 9 || p.GetAgeMs() > 10_000 {
+		t.Errorf("picture %v", p)
+	}
+	cost := c.GetCost()
+	parts := cost.GetWaitMs() + cost.GetLoadMs() + cost.GetPrefillMs() + cost.GetMissMs() + cost.GetDecodeMs()
+	if d := cost.GetTotalMs() - parts; cost.GetTotalMs() <= 0 || d > 1e-9 || d < -1e-9 {
+		t.Errorf("cost %v", cost)
+	}
+	if len(h.events) != 1 || h.events[0].Method != "pick" || h.events[0].CachedTokens != 64 || h.events[0].Decision != resp.GetDecision() {
+		t.Errorf("observed %+v", h.events)
+	}
+}
+
+func TestWithoutTokensTheChoiceIsByLoad(t *testing.T) {
+	h := build(t, nil)
+	h.engine.Close()
+	for _, tc := range []struct {
+		req  *pb.Request
+		want string
+	}{
+		{&pb.Request{Model: "m"}, "no prompt"},
+		{&pb.Request{Model: "m", Prompt: &pb.Request_Text{Text: "secret"}}, "no engine could turn"},
+		{&pb.Request{Model: "lora", Prompt: &pb.Request_Text{Text: "secret"}}, "no engine of the model"},
+		{&pb.Request{Model: "m", Prompt: &pb.Request_OpenaiBody{OpenaiBody: []byte(`{"input":"x"}`)}}, "neither messages nor prompt"},
+	} {
+		resp, err := h.client.Pick(t.Context(), &pb.PickRequest{Request: tc.req})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f := resp.GetRanking().GetFallback(); !strings.Contains(f, tc.want) || !strings.Contains(f, "load only") || strings.Contains(f, "secret") {
+			t.Errorf("fallback %q, want %q", f, tc.want)
+		}
+		if len(resp.GetRanking().GetCandidates()) != 3 {
+			t.Errorf("%v", resp)
+		}
+	}
+}
+
+func TestCodes(t *testing.T) {
+	h := build(t, nil)
+	tokens := &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: prompt}}
+	var all []*pb.MemberRef
+	for _, m := range []string{"a", "b", "c"} {
+		all = append(all, &pb.MemberRef{Ref: &pb.MemberRef_Member{Member: name(m)}})
+	}
+	for _, tc := range []struct {
+		name string
+		req  *pb.Request
+		code codes.Code
+		want string
+	}{
+		{"no request", nil, codes.InvalidArgument, "no request"},
+		{"no model", &pb.Request{Prompt: tokens}, codes.InvalidArgument, "no model"},
+		{"unknown model", &pb.Request{Model: "x", Prompt: tokens}, codes.NotFound, `"x"`},
+		{"unknown adapter", &pb.Request{Model: "m", Adapter: "x", Prompt: tokens}, codes.NotFound, `"x"`},
+		{"unknown policy", &pb.Request{Model: "m", Policy: "x", Prompt: tokens}, codes.InvalidArgument, `"x"`},
+		{"long policy", &pb.Request{Model: "m", Policy: strings.Repeat("ü", 1<<20), Prompt: tokens}, codes.InvalidArgument, "policy"},
+		{"no tokens", &pb.Request{Model: "m", Prompt: &pb.Request_Tokens{}}, codes.InvalidArgument, "0 tokens"},
+		{"no token bytes", &pb.Request{Model: "m", Prompt: &pb.Request_TokenBytes{}}, codes.InvalidArgument, "0 tokens"},
+		{"ragged bytes", &pb.Request{Model: "m", Prompt: &pb.Request_TokenBytes{TokenBytes: make([]byte, 5)}}, codes.InvalidArgument, "multiple of 4"},
+		{"too many tokens", &pb.Request{Model: "m", Prompt: &pb.Request_TokenBytes{TokenBytes: make([]byte, 12<<20)}}, codes.InvalidArgument, "limit"},
+		{"too many bytes", &pb.Request{Model: "m", Prompt: &pb.Request_TokenBytes{TokenBytes: make([]byte, 17<<20)}}, codes.ResourceExhausted, "larger than max"},
+		{"keys of another size", &pb.Request{Model: "m", Prompt: &pb.Request_Keys{Keys: &pb.BlockKeys{Keys: []uint64{1}, BlockSize: 32}}}, codes.InvalidArgument, "blocks of 32"},
+		{"keys without size", &pb.Request{Model: "m", Prompt: &pb.Request_Keys{Keys: &pb.BlockKeys{Keys: []uint64{1}}}}, codes.InvalidArgument, "block size is 0"},
+		{"no keys", &pb.Request{Model: "m", Prompt: &pb.Request_Keys{}}, codes.InvalidArgument, "block size is 0"},
+		{"empty text", &pb.Request{Model: "m", Prompt: &pb.Request_Text{}}, codes.InvalidArgument, "empty"},
+		{"no chat", &pb.Request{Model: "m", Prompt: &pb.Request_Chat{}}, codes.InvalidArgument, "JSON array"},
+		{"broken body", &pb.Request{Model: "m", Prompt: &pb.Request_OpenaiBody{OpenaiBody: []byte("{")}}, codes.InvalidArgument, "JSON"},
+		{"bad item", &pb.Request{Model: "m", Prompt: tokens, Items: []*pb.MultimodalItem{{Hash: "h", Offset: 99, Length: 2}}}, codes.InvalidArgument, "item 0"},
+		{"empty reference", &pb.Request{Model: "m", Prompt: tokens, Candidates: []*pb.MemberRef{{}}}, codes.InvalidArgument, "names nobody"},
+		{"too many references", &pb.Request{Model: "m", Prompt: tokens, Exclude: make([]*pb.MemberRef, maxRefs+1)}, codes.InvalidArgument, "limit"},
+		{"all excluded", &pb.Request{Model: "m", Prompt: tokens, Exclude: all}, codes.Unavailable, "no candidate"},
+		{"candidate of nobody", &pb.Request{Model: "m", Prompt: tokens, Candidates: []*pb.MemberRef{{Ref: &pb.MemberRef_Address{Address: "x"}}}}, codes.Unavailable, "no candidate"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := h.client.Pick(t.Context(), &pb.PickRequest{Request: tc.req})
+			st := status.Convert(err)
+			if st.Code() != tc.code || !strings.Contains(st.Message(), tc.want) {
+				t.Errorf("%s: %.200s", st.Code(), st.Message())
+			}
+			if len(st.Message()) > 2*maxMessage {
+				t.Errorf("a message of %d bytes", len(st.Message()))
+			}
+		})
+	}
+	t.Run("empty fleet", func(t *testing.T) {
+		for _, m := range h.fleet.View().Members {
+			h.fleet.Leave(m.ID)
+		}
+		_, err := h.client.Pick(t.Context(), &pb.PickRequest{Request: &pb.Request{Model: "m", Prompt: tokens}})
+		if status.Code(err) != codes.Unavailable {
+			t.Error(err)
+		}
+	})
+}
+
+func TestCandidatesAndExclude(t *testing.T) {
+	h := build(t, nil)
+	ref := map[string]*pb.MemberRef{
+		"member":  {Ref: &pb.MemberRef_Member{Member: name("b")}},
+		"pod":     {Ref: &pb.MemberRef_Pod{Pod: "pod-b"}},
+		"address": {Ref: &pb.MemberRef_Address{Address: "10.0.0.2:8000"}},
+	}
+	for kind, r := range ref {
+		one, err := h.client.Score(t.Context(), &pb.ScoreRequest{Request: &pb.Request{Model: "m", Candidates: []*pb.MemberRef{r}}})
+		if err != nil || len(one.GetRanking().GetCandidates()) != 1 || one.GetRanking().GetCandidates()[0].GetMember().GetId() != name("b") {
+			t.Errorf("candidates by %s: %v, %v", kind, err, one)
+		}
+		two, err := h.client.Score(t.Context(), &pb.ScoreRequest{Request: &pb.Request{Model: "m", Exclude: []*pb.MemberRef{r}}})
+		if err != nil || len(two.GetRanking().GetCandidates()) != 2 {
+			t.Errorf("exclude by %s: %v, %v", kind, err, two)
+		}
+	}
+}
+
+func TestTwoMillionTokens(t *testing.T) {
+	h := build(t, nil)
+	ids := make([]uint32, 2_000_000)
+	for i := range ids {
+		ids[i] = uint32(i % 150_000)
+	}
+	for form, req := range map[string]*pb.Request{
+		"ids":   {Model: "m", Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: ids}}},
+		"bytes": {Model: "m", Prompt: &pb.Request_TokenBytes{TokenBytes: bytesOf(ids)}},
+	} {
+		resp, err := h.client.Score(t.Context(), &pb.ScoreRequest{Request: req})
+		if err != nil || resp.GetRanking().GetPromptTokens() != 2_000_000 {
+			t.Errorf("%s: %v", form, err)
+		}
+	}
+}
+
+func TestReport(t *testing.T) {
+	h := build(t, nil)
+	picked := func() string {
+		resp, err := h.client.Pick(t.Context(), &pb.PickRequest{Request: &pb.Request{Model: "m", Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: prompt}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.GetDecision()
+	}
+	d := picked()
+	state := func() *pb.MemberState {
+		f, err := h.client.Fleet(t.Context(), &pb.FleetRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f.GetMembers()[1]
+	}
+	if s := state(); s.GetReservedRequests() != 1 || s.GetReservedTokens() != 36 {
+		t.Errorf("after the pick: %v", s)
+	}
+	resp, err := h.client.Report(t.Context(), &pb.ReportRequest{Decision: d, Outcome: pb.Outcome_OUTCOME_FINISHED,
+		PromptTokens: proto.Uint64(100), CachedTokens: proto.Uint64(48)})
+	if err != nil || !resp.GetKnown() {
+		t.Fatal(err, resp)
+	}
+	if s := state(); s.GetReservedTokens() != 0 || s.GetReportedPromptTokens() != 100 || s.GetReportedCachedTokens() != 48 ||
+		s.GetPredictedCachedTokens() != 64 || s.GetReportedRequests() != 1 {
+		t.Errorf("after the report: %v", s)
+	}
+	for _, id := range []string{d, "zz", "ffffffff", strings.Repeat("1", 1<<16)} {
+		if resp, err := h.client.Report(t.Context(), &pb.ReportRequest{Decision: id, Outcome: pb.Outcome_OUTCOME_FAILED}); err != nil || resp.GetKnown() {
+			t.Errorf("decision %.20q: %v, %v", id, err, resp)
+		}
+	}
+	for name, r := range map[string]*pb.ReportRequest{
+		"no decision":   {Outcome: pb.Outcome_OUTCOME_FINISHED},
+		"no outcome":    {Decision: d},
+		"strange":       {Decision: d, Outcome: 77},
+		"more than all": {Decision: d, Outcome: pb.Outcome_OUTCOME_FINISHED, PromptTokens: proto.Uint64(1), CachedTokens: proto.Uint64(2)},
+	} {
+		if _, err := h.client.Report(t.Context(), r); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestFleet(t *testing.T) {
+	h := build(t, nil)
+	id, err := h.fleet.Join("ns_other_0", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.fleet.Heard(id, fleet.Info{Namespace: "ns", Pod: "other", Models: []string{"other"}}, nil, time.Now())
+	for model, want := range map[string]int{"": 4, "m": 3, "lora": 3, "other": 1, "none": 0} {
+		f, err := h.client.Fleet(t.Context(), &pb.FleetRequest{Model: model})
+		if err != nil || len(f.GetMembers()) != want || !f.GetReady() {
+			t.Errorf("model %q: %v, %v", model, err, f)
+		}
+	}
+	f, _ := h.client.Fleet(t.Context(), &pb.FleetRequest{Model: "m"})
+	got := f.GetMembers()[0]
+	got.Picture.AgeMs, got.LoadAgeMs = 0, 0
+	want := &pb.MemberState{
+		Member:  &pb.Member{Id: name("a"), Namespace: "ns", Pod: "pod-a", Address: "10.0.0.1:8000"},
+		Picture: &pb.Picture{Trust: pb.Trust_TRUST_EXACT, Epoch: 7, Sequence: 9},
+		Models:  []string{"m"}, Adapters: []string{"lora"}, EngineVersion: "0.32.0", BlockSize: size, Blocks: 1000,
+		HeldGpu: 4, HeldHost: 4, HeldDisk: 4, Running: proto.Uint32(0), Waiting: proto.Uint32(0), KvUsage: proto.Float64(0), Chosen: true,
+	}
+	if !proto.Equal(want, got) {
+		t.Errorf("%v\nwant %v", got, want)
+	}
+	f, _ = h.client.Fleet(t.Context(), &pb.FleetRequest{Model: "other"})
+	if s := f.GetMembers()[0]; s.Running != nil || s.Waiting != nil || s.KvUsage != nil || s.GetLoadAgeMs() != 1<<32-1 ||
+		s.GetPicture().GetTrust() != pb.Trust_TRUST_UNKNOWN {
+		t.Errorf("what is not known is said: %v", s)
+	}
+}
+
+func TestWatchSendsChanges(t *testing.T) {
+	h := build(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stream, err := h.client.Watch(ctx, &pb.WatchRequest{IntervalMs: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := func() *pb.FleetResponse {
+		t.Helper()
+		m, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.GetFleet()
+	}
+	if n := len(next().GetMembers()); n != 3 {
+		t.Fatalf("%d members", n)
+	}
+	start := time.Now()
+	h.fleet.Leave(h.fleet.View().Members[0].ID)
+	if n := len(next().GetMembers()); n != 2 {
+		t.Fatalf("%d members", n)
+	}
+	h.fleet.Leave(h.fleet.View().Members[0].ID)
+	if n := len(next().GetMembers()); n != 1 {
+		t.Fatalf("%d members", n)
+	}
+	if took := time.Since(start); took < shortestInterval {
+		t.Errorf("two changes after %s", took)
+	}
+	// The service closes: the stream ends with a clear code.
+	h.Close()
+	if _, err := stream.Recv(); status.Code(err) != codes.Unavailable {
+		t.Error(err)
+	}
+}
+
+func TestWatchersAreBounded(t *testing.T) {
+	h := build(t, nil)
+	var open []context.CancelFunc
+	for range 2 {
+		ctx, cancel := context.WithCancel(t.Context())
+		open = append(open, cancel)
+		stream, err := h.client.Watch(ctx, &pb.WatchRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stream.Recv(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stream, err := h.client.Watch(t.Context(), &pb.WatchRequest{})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	if status.Code(err) != codes.ResourceExhausted {
+		t.Error(err)
+	}
+	for _, cancel := range open {
+		cancel()
+	}
+	for end := time.Now().Add(10 * time.Second); h.Stats().Watchers != 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("watchers stay")
+		}
+	}
+}
+
+// TestDeadlines: a hanging engine must cost neither the caller's deadline nor,
+// without one, more than the service's.
+func TestDeadlines(t *testing.T) {
+	hold := make(chan struct{})
+	engine := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		select {
+		case <-hold:
+		case <-r.Context().Done():
+		}
+	}))
+	defer engine.Close()
+	defer close(hold)
+	in := intake.New(intake.Config{Engines: func(string) []string { return []string{engine.URL} }, Timeout: time.Minute})
+	defer in.Close()
+	h := build(t, func(c *Config) { c.Intake, c.CallTimeout = in, 300*time.Millisecond })
+	req := &pb.ScoreRequest{Request: &pb.Request{Model: "m", Prompt: &pb.Request_Text{Text: "x"}}}
+	resp, err := h.client.Score(t.Context(), req)
+	if err != nil || resp.GetRanking().GetFallback() == "" {
+		t.Errorf("without a deadline: %v, %v", err, resp)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
+	defer cancel()
+	resp, err = h.client.Score(ctx, req)
+	if err != nil || resp.GetRanking().GetFallback() == "" {
+		t.Errorf("with a deadline: %v, %v", err, resp)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(20*time.Millisecond, cancel)
+	if _, err := h.client.Score(gone, req); status.Code(err) != codes.Canceled {
+		t.Errorf("cancelled: %v", err)
+	}
+}
+
+func TestPanicsBecomeErrors(t *testing.T) {
+	ready := true
+	h := build(t, func(c *Config) {
+		c.Ready = func() bool {
+			if !ready {
+				panic("no")
+			}
+			return true
+		}
+	})
+	ready = false
+	if _, err := h.client.Fleet(t.Context(), &pb.FleetRequest{}); status.Code(err) != codes.Internal {
+		t.Error(err)
+	}
+	stream, err := h.client.Watch(t.Context(), &pb.WatchRequest{})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	if status.Code(err) != codes.Internal || strings.Contains(err.Error(), "no\n") {
+		t.Error(err)
+	}
+	if n := h.Stats().Panics; n != 2 {
+		t.Errorf("%d panics", n)
+	}
+	if n := h.Stats().Watchers; n != 0 {
+		t.Errorf("%d watchers", n)
+	}
+}
+
+func TestReferencesKeepTheirKind(t *testing.T) {
+	got, err := refs("candidates", []*pb.MemberRef{
+		{Ref: &pb.MemberRef_Pod{Pod: "a"}}, {Ref: &pb.MemberRef_Member{Member: "b"}}, {Ref: &pb.MemberRef_Address{Address: "c"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]pick.Ref{{Pod: "a"}, {Member: "b"}, {Address: "c"}}, got); d != "" {
+		t.Error(d)
+	}
+}

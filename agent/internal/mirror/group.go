@@ -46,15 +46,17 @@ func (m *Mirror) learnGroup(s *Store) *group {
 			return nil // a placeholder tells nothing about its group
 		}
 		if len(m.groups) == maxGroups {
-			m.crowded = true
-			m.judge()
+			if !m.crowded {
+				m.crowded = true
+				m.judge()
+			}
 			return nil
 		}
 		g = &group{id: s.Group, kind: s.Kind, copies: make([]copies, len(m.nodes), cap(m.nodes))}
 		m.groups = append(m.groups, g)
 		m.judge()
 	}
-	if s.Kind != Unspecified && s.Kind != g.kind {
+	if s.Kind != Unspecified && s.Kind != g.kind && g.kind != Other {
 		if g.kind == Unspecified {
 			g.kind = s.Kind
 		} else {
@@ -191,7 +193,7 @@ func (m *Mirror) prove(i int32) {
 			return
 		}
 		for _, g := range m.groups {
-			if c := g.copies[i]; g.full() && doubt(c) == 1 {
+			if c := g.copies[i]; g.kind == Full && doubt(c) == 1 {
 				c.sure, c.maybe = 1, c.maybe-1
 				m.set(g, i, c)
 			}

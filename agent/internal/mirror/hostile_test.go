@@ -200,6 +200,20 @@ func TestWorkStaysLinear(t *testing.T) {
 				m.Remove(gone(GPU, 1))
 			}
 		}},
+		{"a deep chain, doubted at its head by every other event", func(m *Mirror) {
+			m.Store(chain(0, deep[:n-2000]...))
+			for _, h := range deep[n-2000:] { // each walks maxProof blocks
+				m.Store(chain(0, 1))
+				m.Remove(gone(GPU, 1))
+				m.Store(chain(n-2000, h))
+			}
+		}},
+		{"groups that change their kind and number", func(m *Mirror) {
+			m.Store(in(0, Full, chain(0, deep...)))
+			for i := range n {
+				m.Store(in(i%(2*maxGroups), GroupKind(i%3), chain(0, 1)))
+			}
+		}},
 		{"one content under many hashes", func(m *Mirror) {
 			for _, h := range deep {
 				s := chain(0, h)

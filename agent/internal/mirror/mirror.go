@@ -65,7 +65,7 @@ type Store struct {
 	Tier   Tier
 	Group  int
 	Kind   GroupKind
-	Window int // of a sliding group, in tokens; 0: not said
+	Window int // of a sliding group, in tokens; 0: not said. No rule here needs it
 
 	Hashes    []uint64 // consecutive blocks of one chain, except in a sliding group, which leaves blocks out
 	Parent    uint64   // hash before Hashes[0]
@@ -96,7 +96,8 @@ type Remove struct {
 }
 
 // Op says that a run of consecutive blocks of one chain became held on a lane,
-// or that it is held no longer. The receiver may keep Keys.
+// or that it is held no longer. The receiver may keep Keys, and must not change
+// them: ops of one run share them.
 type Op struct {
 	Remove   bool
 	Lane     Lane

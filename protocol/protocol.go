@@ -20,7 +20,9 @@
 //
 // <member> is <namespace>_<pod uid>_<rank>; it never holds a dot. Deltas and
 // heartbeats of a member go over one connection, so that they arrive in the
-// order in which they were sent.
+// order in which they were sent, and are to be taken in that order. Nobody but
+// the agent subscribes to its snapshot subject: the server then says at once
+// when there is no agent to answer.
 //
 // # Keys and lanes
 //

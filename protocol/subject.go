@@ -33,6 +33,9 @@ func NewSubjects(pool string) (Subjects, error) {
 	return Subjects{base: prefix + pool + "."}, nil
 }
 
+// Any in place of a member's name subscribes to all members.
+const Any = "*"
+
 // Blocks is where a member publishes its deltas.
 func (s Subjects) Blocks(member string) string { return s.base + "blocks." + member }
 
@@ -41,10 +44,6 @@ func (s Subjects) Load(member string) string { return s.base + "load." + member 
 
 // Snapshot is where a member is asked for its whole picture.
 func (s Subjects) Snapshot(member string) string { return s.base + "snapshot." + member }
-
-// All matches every subject of the pool. One subscription to it keeps a
-// member's deltas and heartbeats in order.
-func (s Subjects) All() string { return s.base + "*.*" }
 
 // Parse says what a subject carries and of which member.
 func (s Subjects) Parse(subject string) (Kind, string, error) {

@@ -1,0 +1,61 @@
+package ingest
+
+import (
+	"math"
+	"time"
+
+	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+)
+
+func infoOf(i *pb.MemberInfo) fleet.Info {
+	info := fleet.Info{
+		Namespace: i.GetNamespace(), Pod: i.GetPod(), PodUID: i.GetPodUid(), Rank: int(i.GetRank()),
+		Address: i.GetAddress(), Engine: i.GetEngine(), EngineVersion: i.GetEngineVersion(),
+		Models: i.GetModels(), Root: i.GetRoot(),
+		BlockSize: int(i.GetBlockSize()), Blocks: i.GetBlocks(),
+		MaxModelLen: int(min(i.GetMaxModelLen(), math.MaxInt32)),
+	}
+	for _, a := range i.GetAdapters() {
+		info.Adapters = append(info.Adapters, fleet.Adapter{Name: a.GetName(), Root: a.GetRoot()})
+	}
+	return info
+}
+
+// loadOf is nil when the message carries no sample.
+func loadOf(l *pb.Load, now time.Time) *fleet.Load {
+	if l == nil {
+		return nil
+	}
+	return &fleet.Load{
+		At:      now.Add(-time.Duration(l.GetAgeMs()) * time.Millisecond),
+		Running: gauge(l.Running), Waiting: gauge(l.Waiting),
+		KVUsage: number(l.KvUsage),
+		Totals: fleet.Totals{
+			PromptTokens: number(l.PromptTokens), CachedTokens: number(l.CachedTokens),
+			GenerationTokens: number(l.GenerationTokens),
+			PrefillSeconds:   number(l.PrefillSeconds), PrefillComputedTokens: number(l.PrefillComputedTokens),
+			PrefillRequests:   number(l.PrefillRequests),
+			InterTokenSeconds: number(l.InterTokenSeconds), InterTokenCount: number(l.InterTokenCount),
+			QueueSeconds: number(l.QueueSeconds), QueueRequests: number(l.QueueRequests),
+		},
+		RunningAdapters: l.GetRunningAdapters(),
+		Sleeping:        l.GetSleeping(),
+	}
+}
+
+// gauge is -1 where nothing is known.
+func gauge(v *uint32) int {
+	if v == nil {
+		return -1
+	}
+	return int(min(*v, math.MaxInt32))
+}
+
+// number is NaN where nothing is known.
+func number(v *float64) float64 {
+	if v == nil {
+		return math.NaN()
+	}
+	return *v
+}

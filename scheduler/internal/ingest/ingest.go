@@ -1,0 +1,239 @@
+// Package ingest is the scheduler's end of the bus: it follows every member
+// of a pool and keeps index and fleet true to what their agents say. The rules
+// are those of package protocol; the answer to every doubt is the same: forget
+// the member's blocks and ask for a snapshot. What the blocks are good for it
+// leaves to others.
+package ingest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"log/slog"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvscout/kvscout/protocol"
+	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/index"
+)
+
+const (
+	// pending bounds the messages that NATS holds for us. They are moved to
+	// the workers' queues by a goroutine that never waits, so it fills up only
+	// when the process gets no processor; NATS drops then, and the gap shows.
+	pending = 4096
+	// sweepEvery is how often silent members are looked for.
+	sweepEvery = 250 * time.Millisecond
+	// settle is how long after the connection members may announce
+	// themselves before nobody is taken for everybody.
+	settle = protocol.HeartbeatEvery + protocol.HeartbeatEvery/2
+)
+
+// Config of an Ingest. Zero values stand for the defaults named.
+type Config struct {
+	Conn  *nats.Conn
+	Pool  string
+	Index *index.Index
+	Fleet *fleet.Fleet
+	// Log of changes of state; nil: nowhere.
+	Log *slog.Logger
+	// Snapshots awaited at a time; 16.
+	Snapshots int
+	// Workers share the members among them; one a processor, at most 4.
+	Workers int
+	// Wait is how long to be not ready for members that are out of step; 10 s.
+	Wait time.Duration
+}
+
+// Ingest follows the members of one pool.
+type Ingest struct {
+	cfg      Config
+	subjects protocol.Subjects
+	inbox    string // snapshots arrive on <inbox>.<member>.<attempt>
+	seed     maphash.Seed
+	workers  []*worker
+	count    counters
+	inFlight atomic.Int64 // snapshots awaited
+	// reconnects counts up each time the connection came back.
+	reconnects atomic.Uint64
+
+	started   atomic.Int64 // Unix nanoseconds; 0: not yet
+	connected atomic.Int64 // when first connected
+	ready     atomic.Bool
+
+	subscriptions atomic.Pointer[[]*nats.Subscription]
+}
+
+// New checks the configuration.
+func New(cfg Config) (*Ingest, error) {
+	if cfg.Conn == nil || cfg.Index == nil || cfg.Fleet == nil {
+		return nil, errors.New("ingest: connection, index and fleet are needed")
+	}
+	subjects, err := protocol.NewSubjects(cfg.Pool)
+	if err != nil {
+		return nil, fmt.Errorf("ingest: %w", err)
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Snapshots <= 0 {
+		cfg.Snapshots = 16
+	}
+	if cfg.Workers <= 0 {
+		cfg.Workers = min(runtime.GOMAXPROCS(0), 4)
+	}
+	if cfg.Wait <= 0 {
+		cfg.Wait = 10 * time.Second
+	}
+	in := &Ingest{cfg: cfg, subjects: subjects, inbox: cfg.Conn.NewInbox(), seed: maphash.MakeSeed()}
+	for range cfg.Workers {
+		in.workers = append(in.workers, newWorker(in))
+	}
+	return in, nil
+}
+
+// Run follows the pool until ctx is done. It may be called once.
+func (in *Ingest) Run(ctx context.Context) error {
+	if !in.started.CompareAndSwap(0, time.Now().UnixNano()) {
+		return errors.New("ingest: Run called twice")
+	}
+	status := in.cfg.Conn.StatusChanged(nats.CONNECTED, nats.DISCONNECTED, nats.RECONNECTING)
+	defer in.cfg.Conn.RemoveStatusListener(status)
+	if in.cfg.Conn.IsConnected() {
+		in.connected.Store(time.Now().UnixNano())
+	}
+
+	// All subscriptions share one channel, which keeps a member's deltas,
+	// heartbeats and answers in the order of the connection.
+	messages := make(chan *nats.Msg, pending)
+	var subscriptions []*nats.Subscription
+	for _, subject := range []string{in.inbox + ".*.*", in.subjects.Blocks(protocol.Any), in.subjects.Load(protocol.Any)} {
+		s, err := in.cfg.Conn.ChanSubscribe(subject, messages)
+		if err != nil {
+			return fmt.Errorf("subscribe to %s: %w", subject, err)
+		}
+		defer func() {
+			if err := s.Unsubscribe(); err != nil {
+				in.cfg.Log.Debug("unsubscribe", "subject", subject, "error", err)
+			}
+		}()
+		subscriptions = append(subscriptions, s)
+	}
+	in.subscriptions.Store(&subscriptions)
+	g, ctx := errgroup.WithContext(ctx)
+	for _, w := range in.workers {
+		g.Go(func() error { w.run(ctx); return nil })
+	}
+	g.Go(func() error { in.watch(ctx, status); return nil })
+	g.Go(func() error { in.dispatch(ctx, messages); return nil })
+	return g.Wait()
+}
+
+// Ready tells whether every member that announced itself has a picture, or
+// the wait for that is over. Once ready, it stays so.
+func (in *Ingest) Ready() bool {
+	if in.ready.Load() {
+		return true
+	}
+	started, connected := in.started.Load(), in.connected.Load()
+	if started == 0 {
+		return false
+	}
+	now := time.Now()
+	over := now.Sub(time.Unix(0, started)) >= in.cfg.Wait
+	settled := connected != 0 && now.Sub(time.Unix(0, connected)) >= settle && in.count.syncing.Load() == 0
+	if over || settled {
+		in.ready.Store(true)
+	}
+	return over || settled
+}
+
+// dispatch puts every message into its member's queue. It never waits.
+func (in *Ingest) dispatch(ctx context.Context, messages <-chan *nats.Msg) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case m := <-messages:
+			it, err := in.itemOf(m)
+			if err != nil {
+				in.count.malformed.Add(1)
+				continue
+			}
+			in.enqueue(it)
+		}
+	}
+}
+
+func (in *Ingest) itemOf(m *nats.Msg) (item, error) {
+	if rest, ok := strings.CutPrefix(m.Subject, in.inbox+"."); ok {
+		name, number, _ := strings.Cut(rest, ".")
+		attempt, err := strconv.ParseUint(number, 10, 64)
+		if err != nil {
+			return item{}, fmt.Errorf("subject %.80q: %w", m.Subject, err)
+		}
+		if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
+			return item{kind: isRefusal, name: name, attempt: attempt}, nil
+		}
+		return item{kind: isChunk, name: name, attempt: attempt, data: m.Data}, nil
+	}
+	kind, name, err := in.subjects.Parse(m.Subject)
+	if err != nil {
+		return item{}, err
+	}
+	if kind == protocol.Load {
+		return item{kind: isHeartbeat, name: name, data: m.Data}, nil
+	}
+	return item{kind: isDelta, name: name, data: m.Data}, nil
+}
+
+func (in *Ingest) enqueue(it item) {
+	w := in.workers[maphash.String(in.seed, it.name)%uint64(len(in.workers))]
+	if !w.put(it) {
+		in.count.dropped.Add(1)
+	}
+}
+
+// ask sends a snapshot request.
+func (in *Ingest) ask(name string, attempt uint64) error {
+	data, err := proto.Marshal(&pb.SnapshotRequest{Version: protocol.Version, Member: name})
+	if err != nil {
+		return err
+	}
+	reply := in.inbox + "." + name + "." + strconv.FormatUint(attempt, 10)
+	return in.cfg.Conn.PublishRequest(in.subjects.Snapshot(name), reply, data)
+}
+
+// watch looks after the connection and sweeps the fleet.
+func (in *Ingest) watch(ctx context.Context, status <-chan nats.Status) {
+	sweep := time.NewTicker(sweepEvery)
+	defer sweep.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case s := <-status:
+			in.cfg.Log.Info("connection", "status", s.String())
+			if s == nats.CONNECTED {
+				in.connected.CompareAndSwap(0, time.Now().UnixNano())
+				in.reconnects.Add(1)
+			}
+		case now := <-sweep.C:
+			for _, id := range in.cfg.Fleet.Sweep(now) {
+				if m := in.cfg.Fleet.View().Member(id); m != nil {
+					in.enqueue(item{kind: isSilence, name: m.Info.Name, at: now})
+				}
+			}
+		}
+	}
+}

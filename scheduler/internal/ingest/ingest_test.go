@@ -1,0 +1,561 @@
+package ingest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvscout/kvscout/protocol"
+	"github.com/kvscout/kvscout/protocol/blockkey"
+	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/index"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func startServer(t testing.TB, port int) *server.Server {
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("NATS does not start")
+	}
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	return s
+}
+
+func connect(t testing.TB, s *server.Server) *nats.Conn {
+	closed := make(chan struct{})
+	conn, err := nats.Connect(s.ClientURL(), nats.ReconnectBufSize(-1), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond),
+		nats.ReconnectJitter(0, 0), nats.ClosedHandler(func(*nats.Conn) { close(closed) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(); <-closed })
+	return conn
+}
+
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}
+
+// stand is an Ingest on a real server.
+type stand struct {
+	t      testing.TB
+	server *server.Server
+	index  *index.Index
+	fleet  *fleet.Fleet
+	in     *Ingest
+	stop   func()
+}
+
+func newStand(t testing.TB, s *server.Server, cfg fleet.Config) *stand {
+	st := &stand{t: t, server: s, index: index.New(index.Config{}), fleet: fleet.New(cfg)}
+	var err error
+	st.in, err = New(Config{Conn: connect(t, s), Pool: "test", Index: st.index, Fleet: st.fleet, Workers: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- st.in.Run(ctx) }()
+	st.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Cleanup(st.stop)
+	until(t, "subscribed", func() bool { return st.in.subscriptions.Load() != nil })
+	if err := st.in.cfg.Conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+func (st *stand) member(name string) *fleet.Member { return st.fleet.View().Named(name) }
+
+func (st *stand) trust(name string) fleet.Trust {
+	if m := st.member(name); m != nil {
+		return m.Picture.Trust
+	}
+	return fleet.Unknown
+}
+
+// exact waits until the member is EXACT at the agent's sequence and compares.
+func (st *stand) exact(a *wireAgent) {
+	st.t.Helper()
+	until(st.t, "EXACT at the agent's sequence", func() bool {
+		m := st.member(a.name)
+		return m != nil && m.Picture.Trust == fleet.Exact && m.Picture.Epoch == a.epoch && m.Picture.Sequence == a.sequence
+	})
+	m := st.member(a.name)
+	for l, want := range a.held(a.now) {
+		if got := st.index.Count(index.Member(m.ID), index.Lane(l)); uint64(got) != want.Count || m.Picture.Held[l] != want.Count {
+			st.t.Fatalf("lane %d: %d blocks, picture says %d, agent %d", l, got, m.Picture.Held[l], want.Count)
+		}
+	}
+}
+
+// wireAgent is a simAgent on a connection of its own. Its calls are the
+// test's; only snapshots are answered in the background.
+type wireAgent struct {
+	t    testing.TB
+	conn *nats.Conn
+	sub  protocol.Subjects
+	mu   sync.Mutex // guards simAgent against the answers
+	*simAgent
+}
+
+func newWireAgent(t testing.TB, s *server.Server, name string, epoch uint64) *wireAgent {
+	sub, err := protocol.NewSubjects("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &wireAgent{t: t, conn: connect(t, s), sub: sub, simAgent: newSimAgent(name, rand.New(rand.NewPCG(epoch, 5)), epoch)}
+}
+
+func (a *wireAgent) listen() *wireAgent {
+	_, err := a.conn.Subscribe(a.sub.Snapshot(a.name), func(m *nats.Msg) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		for _, c := range a.chunks() {
+			a.send(m.Reply, c)
+		}
+	})
+	if err == nil {
+		err = a.conn.Flush()
+	}
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return a
+}
+
+func (a *wireAgent) send(subject string, m proto.Message) {
+	data, err := proto.Marshal(m)
+	if err == nil {
+		err = a.conn.Publish(subject, data)
+	}
+	if err != nil {
+		a.t.Errorf("publish: %v", err)
+	}
+}
+
+func (a *wireAgent) say() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.send(a.sub.Load(a.name), a.heartbeat())
+}
+
+func (a *wireAgent) tell() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.send(a.sub.Blocks(a.name), a.delta())
+}
+
+// lose makes a change that nobody hears.
+func (a *wireAgent) lose() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.delta()
+}
+
+func TestFollowsFromTheBeginningWithoutASnapshot(t *testing.T) {
+	s := startServer(t, -1)
+	st := newStand(t, s, fleet.Config{})
+	var agents []*wireAgent
+	for i := range 5 {
+		a := newWireAgent(t, s, fmt.Sprintf("ns_uid-%d_%d", i, i%2), 10+uint64(i))
+		agents = append(agents, a)
+		a.say()
+		for range 50 {
+			a.tell()
+		}
+		a.say()
+	}
+	for _, a := range agents {
+		st.exact(a)
+	}
+	if got := st.in.Stats(); got.Snapshots+got.FailedSnapshots != 0 || got.Members != 5 || got.Syncing != 0 || got.Deltas != 250 {
+		t.Errorf("%+v", got)
+	}
+	m := st.member("ns_uid-1_1")
+	if m.Info.Namespace != "ns" || m.Info.PodUID != "uid-1" || m.Info.Rank != 1 || m.Info.Model() != "m" || m.Info.BlockSize != 16 {
+		t.Errorf("%+v", m.Info)
+	}
+}
+
+func TestLateSchedulerAsksAndKeepsUp(t *testing.T) {
+	s := startServer(t, -1)
+	a := newWireAgent(t, s, "ns_uid_0", 10).listen()
+	for range 40 {
+		a.tell()
+	}
+	st := newStand(t, s, fleet.Config{})
+	a.say()
+	for range 200 {
+		a.tell()
+	}
+	a.say()
+	st.exact(a)
+	if got := st.in.Stats(); got.Snapshots == 0 || got.InFlight != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestNobodyAnswersThenSomebodyDoes(t *testing.T) {
+	s := startServer(t, -1)
+	st := newStand(t, s, fleet.Config{})
+	a := newWireAgent(t, s, "ns_uid_0", 10)
+	a.lose()
+	a.say()
+	until(t, "no responders", func() bool { return st.in.Stats().NoResponders > 0 })
+	if st.trust(a.name) != fleet.Syncing {
+		t.Error("not SYNCING")
+	}
+	a.listen()
+	st.exact(a)
+}
+
+func TestGapForgetsAtOnceAndResyncs(t *testing.T) {
+	s := startServer(t, -1)
+	st := newStand(t, s, fleet.Config{})
+	a := newWireAgent(t, s, "ns_uid_0", 10)
+	a.say()
+	for range 10 {
+		a.tell()
+	}
+	st.exact(a)
+	a.lose()
+	a.tell()
+	until(t, "out of step", func() bool { return st.in.Stats().Gaps == 1 && st.trust(a.name) == fleet.Syncing })
+	if n := st.index.Stats().Memberships; n != 0 {
+		t.Errorf("%d memberships of a doubtful picture", n)
+	}
+	a.listen()
+	st.exact(a)
+}
+
+func TestRestartOfTheEngine(t *testing.T) {
+	s := startServer(t, -1)
+	st := newStand(t, s, fleet.Config{})
+	a := newWireAgent(t, s, "ns_uid_0", 10)
+	a.say()
+	for range 10 {
+		a.tell()
+	}
+	st.exact(a)
+	a.mu.Lock()
+	a.restart(20)
+	a.mu.Unlock()
+	a.say()
+	st.exact(a)
+	a.tell()
+	st.exact(a)
+	if got := st.in.Stats(); got.Snapshots != 0 || got.Epochs != 2 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestLeavingMemberIsForgotten(t *testing.T) {
+	s := startServer(t, -1)
+	st := newStand(t, s, fleet.Config{})
+	a := newWireAgent(t, s, "ns_uid_0", 10)
+	a.say()
+	for range 10 {
+		a.tell()
+	}
+	st.exact(a)
+	a.send(a.sub.Load(a.name), &pb.Heartbeat{Header: a.header(), Leaving: true})
+	until(t, "gone", func() bool { return st.member(a.name) == nil })
+	if got := st.in.Stats(); got.Members != 0 || st.index.Stats().Memberships != 0 {
+		t.Errorf("%+v, %+v", got, st.index.Stats())
+	}
+	a.tell() // nobody's
+	a.say()
+	until(t, "back", func() bool { return st.member(a.name) != nil })
+}
+
+func TestSilentMemberIsForgottenWhileOthersSpeak(t *testing.T) {
+	s := startServer(t, -1)
+	st := newStand(t, s, fleet.Config{Heartbeat: 50 * time.Millisecond, Silence: 300 * time.Millisecond, Grace: 400 * time.Millisecond})
+	silent, alive := newWireAgent(t, s, "ns_silent_0", 10), newWireAgent(t, s, "ns_alive_0", 11)
+	silent.say()
+	silent.tell()
+	st.exact(silent)
+	until(t, "gone", func() bool {
+		alive.say()
+		return st.member(silent.name) == nil
+	})
+	st.exact(alive)
+	if n := st.in.Stats().Members; n != 1 {
+		t.Errorf("%d members", n)
+	}
+}
+
+func TestLostServerIsNoReasonToForget(t *testing.T) {
+	s := startServer(t, -1)
+	port := s.Addr().(*net.TCPAddr).Port
+	st := newStand(t, s, fleet.Config{})
+	a := newWireAgent(t, s, "ns_uid_0", 10)
+	a.say()
+	for range 20 {
+		a.tell()
+	}
+	st.exact(a)
+	before := st.index.Stats().Memberships
+	s.Shutdown()
+	s.WaitForShutdown()
+	until(t, "disconnected", func() bool { return !st.in.cfg.Conn.IsConnected() })
+	if st.trust(a.name) != fleet.Exact || st.index.Stats().Memberships != before {
+		t.Error("forgotten while nothing can be heard")
+	}
+	startServer(t, port)
+	until(t, "in doubt", func() bool { return st.trust(a.name) == fleet.Syncing })
+	if st.index.Stats().Memberships != before {
+		t.Error("forgotten when the connection came back")
+	}
+	until(t, "agent connected", a.conn.IsConnected)
+	a.say()
+	st.exact(a)
+	if got := st.in.Stats(); got.Resyncs+got.Snapshots != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestBadMessagesAreCountedAndChangeNothing(t *testing.T) {
+	s := startServer(t, -1)
+	st := newStand(t, s, fleet.Config{})
+	a := newWireAgent(t, s, "ns_uid_0", 10)
+	a.say()
+	for range 10 {
+		a.tell()
+	}
+	st.exact(a)
+	other := a.heartbeat()
+	other.Header.Version = 2
+	a.send(a.sub.Load(a.name), other)
+	liar := a.heartbeat()
+	liar.Header.Sequence += 5
+	a.send(a.sub.Load("ns_victim_0"), liar)
+	a.send(a.sub.Blocks(a.name), &pb.Delta{Header: &pb.Header{Version: 1, Member: "ns_victim_0", Epoch: 99, Sequence: 1}})
+	for subject, data := range map[string][]byte{
+		a.sub.Blocks(a.name):                  make([]byte, protocol.MaxMessage+1),
+		a.sub.Load(a.name):                    []byte("garbage"),
+		"kvscout.v1.test.blocks.no-member":    nil,
+		st.in.inbox + ".ns_uid_0.notanumber":  nil,
+		st.in.inbox + ".ns_stranger_0.1":      []byte("x"),
+		st.in.inbox + ".ns_uid_0.1":           []byte("x"),
+		"kvscout.v1.test.snapshot.ns_uid_0":   []byte("x"),
+		"kvscout.v1.elsewhere.blocks.a_b_c_0": []byte("x"),
+	} {
+		if err := a.conn.Publish(subject, data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.tell()
+	until(t, "counted", func() bool {
+		got := st.in.Stats()
+		return got.WrongVersion == 1 && got.WrongMember == 2 && got.Malformed == 5
+	})
+	st.exact(a)
+	if got := st.in.Stats(); got.Resyncs != 0 || got.Members != 1 {
+		t.Errorf("%+v", got)
+	}
+	d := a.delta()
+	d.Changes = append(d.Changes, &pb.Change{})
+	a.send(a.sub.Blocks(a.name), d)
+	until(t, "contradiction", func() bool { return st.trust(a.name) == fleet.Syncing })
+}
+
+func TestFullFleetRefuses(t *testing.T) {
+	s := startServer(t, -1)
+	st := newStand(t, s, fleet.Config{MaxMembers: 2})
+	for i := range 3 {
+		newWireAgent(t, s, fmt.Sprintf("ns_uid-%d_0", i), 10).say()
+	}
+	until(t, "refused", func() bool { return st.in.Stats().RefusedMembers == 1 })
+	if got := st.in.Stats(); got.Members != 2 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestSnapshotsInFlightAreBounded(t *testing.T) {
+	s := startServer(t, -1)
+	st := newStand(t, s, fleet.Config{})
+	const n = 40
+	requests := make(chan *nats.Msg, n)
+	conn := connect(t, s)
+	if _, err := conn.ChanSubscribe("kvscout.v1.test.snapshot.*", requests); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	agents := make(map[string]*wireAgent)
+	for i := range n {
+		a := newWireAgent(t, s, fmt.Sprintf("ns_uid-%d_0", i), 10)
+		agents[a.sub.Snapshot(a.name)] = a
+		a.lose()
+		a.say()
+	}
+	until(t, "16 asked", func() bool { return len(requests) == 16 })
+	time.Sleep(50 * time.Millisecond) // several looks later there are no more
+	if len(requests) != 16 || st.in.Stats().InFlight != 16 {
+		t.Fatalf("%d requests, %+v", len(requests), st.in.Stats())
+	}
+	for range n {
+		m := <-requests
+		for _, c := range agents[m.Subject].chunks() {
+			agents[m.Subject].send(m.Reply, c)
+		}
+	}
+	for _, a := range agents {
+		st.exact(a)
+	}
+}
+
+func TestReady(t *testing.T) {
+	s := startServer(t, -1)
+	a := newWireAgent(t, s, "ns_uid_0", 10)
+	a.lose()
+	st := newStand(t, s, fleet.Config{})
+	if st.in.Ready() {
+		t.Error("ready before anybody could speak")
+	}
+	a.say()
+	until(t, "announced", func() bool { return st.member(a.name) != nil })
+	st.in.connected.Store(1) // long ago
+	if st.in.Ready() {
+		t.Error("ready with a member that has no picture")
+	}
+	a.listen()
+	st.exact(a)
+	until(t, "ready", st.in.Ready)
+
+	st = newStand(t, s, fleet.Config{})
+	newWireAgent(t, s, "ns_dead_0", 10)
+	st.in.started.Store(1)
+	if !st.in.Ready() {
+		t.Error("waits for ever")
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	s := startServer(t, -1)
+	ok := Config{Conn: connect(t, s), Pool: "p", Index: index.New(index.Config{}), Fleet: fleet.New(fleet.Config{})}
+	for name, spoil := range map[string]func(*Config){
+		"conn": func(c *Config) { c.Conn = nil }, "index": func(c *Config) { c.Index = nil },
+		"fleet": func(c *Config) { c.Fleet = nil }, "pool": func(c *Config) { c.Pool = "a.b" },
+	} {
+		c := ok
+		spoil(&c)
+		if _, err := New(c); err == nil {
+			t.Errorf("%s passed", name)
+		}
+	}
+	in, err := New(ok)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if in.Stats() != (Stats{}) || in.Ready() {
+		t.Error("something happened before Run")
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := in.Run(ctx); err != nil {
+		t.Error(err)
+	}
+	if err := in.Run(ctx); err == nil {
+		t.Error("ran twice")
+	}
+}
+
+// BenchmarkSnapshot measures from the request to EXACT for a member of
+// 100,000 blocks, held on all lanes.
+func BenchmarkSnapshot(b *testing.B) {
+	const blocks, run = 100_000, 500
+	s := startServer(b, -1)
+	conn := connect(b, s)
+	sub, err := protocol.NewSubjects("test")
+	if err != nil {
+		b.Fatal(err)
+	}
+	header := &pb.Header{Version: 1, Member: name, Epoch: 1, Sequence: 9}
+	var held protocol.Held
+	var messages [][]byte
+	chunk := &pb.SnapshotChunk{Header: header}
+	flush := func() {
+		data, err := proto.Marshal(chunk)
+		if err != nil {
+			b.Fatal(err)
+		}
+		messages = append(messages, data)
+		chunk = &pb.SnapshotChunk{Header: header, Index: uint32(len(messages))}
+	}
+	root := blockkey.Scope{Model: "m", BlockSize: 16}.Root()
+	for i := 0; i < blocks; i += run {
+		keys := make([]uint64, run)
+		for j, parent := 0, root; j < run; j++ {
+			parent = blockkey.Chain(parent, uint64(i+j)+1)
+			keys[j] = uint64(parent)
+		}
+		chunk.Stored = append(chunk.Stored, &pb.Stored{Lane: 1, Through: 3, Parent: uint64(root), Keys: keys})
+		for l := range held {
+			held[l].Count += run
+			held[l].Digest ^= digestOf(keys)
+		}
+		if len(chunk.Stored) == 60 {
+			flush()
+		}
+	}
+	chunk.Last, chunk.Lanes, chunk.Trust = true, lanesOf(held), pb.Trust_TRUST_EXACT
+	flush()
+	if _, err := conn.Subscribe(sub.Snapshot(name), func(m *nats.Msg) {
+		for _, data := range messages {
+			_ = conn.Publish(m.Reply, data)
+		}
+	}); err != nil {
+		b.Fatal(err)
+	}
+	m, err := protocol.ParseMember(name)
+	if err != nil {
+		b.Fatal(err)
+	}
+	say := func(h *pb.Heartbeat) {
+		data, err := proto.Marshal(h)
+		if err == nil {
+			err = conn.Publish(sub.Load(name), data)
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	st := newStand(b, s, fleet.Config{})
+	for b.Loop() {
+		say(&pb.Heartbeat{Header: header, Trust: pb.Trust_TRUST_EXACT, Lanes: lanesOf(held), Info: &pb.MemberInfo{Namespace: m.Namespace, PodUid: m.PodUID}})
+		until(b, "EXACT", func() bool { return st.trust(name) == fleet.Exact })
+		b.StopTimer()
+		say(&pb.Heartbeat{Header: header, Leaving: true})
+		until(b, "gone", func() bool { return st.member(name) == nil })
+		b.StartTimer()
+	}
+}

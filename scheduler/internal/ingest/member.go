@@ -1,0 +1,460 @@
+package ingest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/kvscout/kvscout/protocol"
+	"github.com/kvscout/kvscout/protocol/blockkey"
+	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/index"
+)
+
+const (
+	// maxHeld bounds the deltas of one member that wait for a snapshot.
+	maxHeld      = 4096
+	maxHeldBytes = 16 << 20
+	// maxSnapshot bounds the bytes of one snapshot.
+	maxSnapshot = 128 << 20
+	// patience is how long a member may take for the next chunk.
+	patience = 3 * time.Second
+	// firstJitter spreads the first requests, backoff those after a failure,
+	// which at worst are maxBackoff apart. A member that stayed in step for
+	// calm starts again from the beginning.
+	firstJitter = 20 * time.Millisecond
+	backoff     = 100 * time.Millisecond
+	maxBackoff  = 5 * time.Second
+	calm        = 10 * time.Second
+)
+
+// member follows one member's picture: it applies what the wire says to the
+// index, for as long as that can be proved, and otherwise forgets it and wants
+// a snapshot. It is pure: time and randomness are handed in, requests are sent
+// by its owner.
+//
+// The index holds blocks of the member on the lanes of the wire only while
+// synced, and then exactly those of the member's picture at (epoch, sequence).
+type member struct {
+	name  string
+	id    fleet.ID
+	index *index.Index
+	rng   *rand.Rand
+	count *counters
+
+	trust  pb.Trust // as the agent says
+	reason string
+	heard  time.Time // last heartbeat
+
+	synced          bool
+	unproved        bool // synced, but no digest has said so yet
+	short           bool // the index had no room for all of it
+	why             string
+	epoch, sequence uint64
+	held            protocol.Held
+
+	failures int
+	syncedAt time.Time
+	askAt    time.Time // when to ask, while neither synced nor asked
+	asked    bool
+	attempt  uint64 // number of the request, also when it is over
+	deadline time.Time
+	waiting  []*pb.Delta // arrived since asked
+	bytes    int         // of waiting
+	snapshot snapshot
+
+	keys []blockkey.Key // scratch
+}
+
+// snapshot is an answer in the making.
+type snapshot struct {
+	chunks []*pb.SnapshotChunk
+	held   protocol.Held
+	bytes  int
+}
+
+func newMember(name string, id fleet.ID, x *index.Index, rng *rand.Rand, c *counters, now time.Time) *member {
+	m := &member{name: name, id: id, index: x, rng: rng, count: c, why: "just announced"}
+	m.askAt = now.Add(m.pause())
+	return m
+}
+
+// picture is what may be said about the member in answers.
+func (m *member) picture() fleet.Picture {
+	p := fleet.Picture{Trust: trustOf(m.trust), Reason: m.reason, Epoch: m.epoch, Sequence: m.sequence}
+	if m.synced {
+		for l := range p.Held {
+			p.Held[l] = m.held[l].Count
+		}
+	}
+	switch {
+	case p.Trust == fleet.Unknown:
+	case !m.synced || m.unproved:
+		p.Trust, p.Reason = fleet.Syncing, m.why
+	case p.Trust == fleet.Exact && m.short:
+		p.Trust, p.Reason = fleet.Approximate, "the index is full"
+	case p.Trust == fleet.Exact:
+		p.Reason = ""
+	}
+	return p
+}
+
+// heartbeat compares what the agent says its picture is with what was applied.
+func (m *member) heartbeat(h *pb.Heartbeat, now time.Time) {
+	m.heard = now
+	epoch, sequence := h.GetHeader().GetEpoch(), h.GetHeader().GetSequence()
+	if epoch > m.epoch || epoch == m.epoch && sequence >= m.sequence || !m.synced {
+		m.trust, m.reason = h.GetTrust(), h.GetReason()
+	}
+	if epoch > m.epoch && sequence == 0 {
+		m.begin(epoch, now)
+		return
+	}
+	if !m.synced {
+		return
+	}
+	switch {
+	case epoch < m.epoch:
+		m.count.epochsBack.Add(1)
+		m.resync("epoch went back", now)
+	case epoch > m.epoch:
+		m.count.gaps.Add(1)
+		m.resync("new epoch missed", now)
+	case sequence > m.sequence:
+		m.count.gaps.Add(1)
+		m.resync("deltas lost", now)
+	case sequence == m.sequence:
+		held, err := protocol.ReadHeld(h.GetLanes())
+		m.prove(held, err, now)
+	}
+}
+
+// delta applies the next change, or holds it while a snapshot is awaited.
+func (m *member) delta(d *pb.Delta, size int, now time.Time) {
+	epoch, sequence := d.GetHeader().GetEpoch(), d.GetHeader().GetSequence()
+	if epoch > m.epoch && sequence == 1 {
+		m.begin(epoch, now)
+	}
+	if !m.synced {
+		m.hold(d, size, now)
+		return
+	}
+	switch {
+	case epoch < m.epoch:
+		m.count.epochsBack.Add(1)
+		m.resync("epoch went back", now)
+	case epoch > m.epoch:
+		m.count.gaps.Add(1)
+		m.resync("new epoch missed", now)
+	case sequence <= m.sequence:
+		m.count.repeated.Add(1)
+	case sequence > m.sequence+1:
+		m.count.gaps.Add(1)
+		m.resync("gap", now)
+	default:
+		m.apply(d, now)
+	}
+}
+
+// begin starts a new epoch with the empty picture.
+func (m *member) begin(epoch uint64, now time.Time) {
+	m.index.Forget(index.Member(m.id)) // predictions too: that engine is gone
+	m.abandon()
+	m.synced, m.unproved, m.short, m.why = true, false, false, ""
+	m.syncedAt = now
+	m.epoch, m.sequence, m.held = epoch, 0, protocol.Held{}
+	m.count.epochs.Add(1)
+}
+
+// apply takes the picture from m.sequence to the next.
+func (m *member) apply(d *pb.Delta, now time.Time) {
+	for _, c := range d.GetChanges() {
+		switch c := c.GetChange().(type) {
+		case *pb.Change_Stored:
+			m.store(c.Stored, &m.held)
+			m.put(c.Stored)
+		case *pb.Change_Removed:
+			if !m.remove(c.Removed) {
+				m.count.mismatches.Add(1)
+				m.resync("more removed than held", now)
+				return
+			}
+		}
+	}
+	m.sequence = d.GetHeader().GetSequence()
+	if len(d.GetLanes()) == 0 {
+		// A part of a change that was split: only the last one proves it.
+		m.unproved, m.why = true, "in the middle of a change"
+		return
+	}
+	held, err := protocol.ReadHeld(d.GetLanes())
+	m.prove(held, err, now)
+}
+
+// prove compares the picture with the agent's claim for the same sequence, and
+// the index with the picture.
+func (m *member) prove(claim protocol.Held, err error, now time.Time) {
+	if err != nil || claim != m.held {
+		m.count.mismatches.Add(1)
+		m.resync("digest differs", now)
+		return
+	}
+	m.short = false
+	for l := range claim {
+		switch n := uint64(m.index.Count(index.Member(m.id), index.Lane(l))); {
+		case n > claim[l].Count:
+			m.count.mismatches.Add(1)
+			m.resync("index holds too much", now)
+			return
+		case n < claim[l].Count:
+			m.short = true
+		}
+	}
+	m.unproved, m.why = false, ""
+}
+
+// doubt makes the picture unproved until the next claim: the connection was
+// lost, and with it perhaps deltas.
+func (m *member) doubt() {
+	if m.synced {
+		m.unproved, m.why = true, "connection was lost"
+	}
+}
+
+// resync forgets what is no longer certain and wants a snapshot.
+func (m *member) resync(why string, now time.Time) {
+	m.drop()
+	m.abandon()
+	if m.synced && now.Sub(m.syncedAt) >= calm {
+		m.failures = 0
+	}
+	m.synced, m.unproved, m.short, m.why = false, false, false, why
+	m.held = protocol.Held{}
+	m.askAt = now.Add(m.pause())
+	m.failures++
+	m.count.resyncs.Add(1)
+}
+
+// malformed is a message of the member that contradicts the rules.
+func (m *member) malformed(k kind, now time.Time) {
+	switch {
+	case k == isChunk && m.asked:
+		m.fail("malformed snapshot", now)
+	case k != isChunk && m.synced:
+		m.resync("malformed message", now)
+	}
+}
+
+// drop takes the member's blocks from the index. Predicted and approximate
+// ones stay: they claim nothing.
+func (m *member) drop() {
+	for l := range index.Lane(protocol.Lanes) {
+		m.index.ForgetLane(index.Member(m.id), l)
+	}
+}
+
+// pause is the time until the next request, spread at random.
+func (m *member) pause() time.Duration {
+	d := firstJitter
+	if m.failures > 0 {
+		d = min(backoff<<min(m.failures-1, 10), maxBackoff)
+		return d/2 + time.Duration(m.rng.Int64N(int64(d/2)))
+	}
+	return time.Duration(m.rng.Int64N(int64(d)))
+}
+
+// wants tells whether a request is to be sent.
+func (m *member) wants(now time.Time) bool {
+	return !m.synced && !m.asked && !now.Before(m.askAt)
+}
+
+// ask begins a request and returns its number.
+func (m *member) ask(now time.Time) uint64 {
+	m.abandon()
+	m.asked = true
+	m.attempt++
+	m.deadline = now.Add(patience)
+	return m.attempt
+}
+
+// expire gives up a request that got no answer.
+func (m *member) expire(now time.Time) {
+	if m.asked && now.After(m.deadline) {
+		m.fail("no answer", now)
+	}
+}
+
+// refused is the server's word that nobody listens for requests.
+func (m *member) refused(attempt uint64, now time.Time) {
+	if m.asked && attempt == m.attempt {
+		m.count.noResponders.Add(1)
+		m.fail("nobody answers for it", now)
+	}
+}
+
+// fail ends a request without success.
+func (m *member) fail(why string, now time.Time) {
+	m.abandon()
+	m.why = why
+	m.failures++
+	m.askAt = now.Add(m.pause())
+	m.count.failedSnapshots.Add(1)
+}
+
+// abandon ends a request, whatever became of it.
+func (m *member) abandon() {
+	m.asked = false
+	m.waiting, m.bytes = nil, 0
+	m.snapshot = snapshot{}
+}
+
+// hold keeps a delta for after the snapshot. One that arrives before the
+// request is sent is older than the cut.
+func (m *member) hold(d *pb.Delta, size int, now time.Time) {
+	if !m.asked {
+		m.count.ignored.Add(1)
+		return
+	}
+	if len(m.waiting) >= maxHeld || m.bytes+size > maxHeldBytes {
+		m.count.overflows.Add(1)
+		m.fail("too many deltas while waiting", now)
+		return
+	}
+	m.waiting = append(m.waiting, d)
+	m.bytes += size
+}
+
+// chunk takes one part of the answer. Nothing of a snapshot touches the index
+// before the whole of it is proved.
+func (m *member) chunk(attempt uint64, c *pb.SnapshotChunk, size int, now time.Time) {
+	if !m.asked || attempt != m.attempt {
+		m.count.ignored.Add(1)
+		return
+	}
+	s := &m.snapshot
+	if int(c.GetIndex()) != len(s.chunks) {
+		m.fail(fmt.Sprintf("snapshot chunk %d instead of %d", c.GetIndex(), len(s.chunks)), now)
+		return
+	}
+	h := c.GetHeader()
+	if len(s.chunks) > 0 {
+		first := s.chunks[0].GetHeader()
+		if h.GetEpoch() != first.GetEpoch() || h.GetSequence() != first.GetSequence() {
+			m.fail("snapshot cut at two sequences", now)
+			return
+		}
+	}
+	if s.bytes += size; s.bytes > maxSnapshot {
+		m.fail("snapshot too large", now)
+		return
+	}
+	for _, stored := range c.GetStored() {
+		m.store(stored, &s.held)
+	}
+	s.chunks = append(s.chunks, c)
+	m.deadline = now.Add(patience)
+	if !c.GetLast() {
+		return
+	}
+	if claim, err := protocol.ReadHeld(c.GetLanes()); err != nil || claim != s.held {
+		m.count.mismatches.Add(1)
+		m.fail("snapshot digest differs", now)
+		return
+	}
+	m.install(c, now)
+}
+
+// install makes a proved snapshot the picture and goes on with what was held.
+func (m *member) install(last *pb.SnapshotChunk, now time.Time) {
+	h := last.GetHeader()
+	s, waiting := m.snapshot, m.waiting
+	if h.GetEpoch() != m.epoch {
+		m.index.Forget(index.Member(m.id))
+		m.count.epochs.Add(1)
+	} else {
+		m.drop()
+	}
+	m.abandon()
+	m.synced, m.syncedAt, m.why = true, now, ""
+	m.epoch, m.sequence, m.held = h.GetEpoch(), h.GetSequence(), s.held
+	m.trust, m.reason = last.GetTrust(), last.GetReason()
+	for _, c := range s.chunks {
+		for _, stored := range c.GetStored() {
+			m.put(stored)
+		}
+	}
+	m.count.snapshots.Add(1)
+	m.prove(s.held, nil, now)
+	for _, d := range waiting {
+		if d.GetHeader().GetEpoch() < h.GetEpoch() {
+			continue // of a life before the snapshot
+		}
+		m.delta(d, 0, now)
+	}
+}
+
+// store counts keys into held.
+func (m *member) store(s *pb.Stored, held *protocol.Held) {
+	digest := digestOf(s.GetKeys())
+	first, last := protocol.LanesOf(s.GetLane(), s.GetThrough())
+	for l := first; l <= last; l++ {
+		held[l].Count += uint64(len(s.GetKeys()))
+		held[l].Digest ^= digest
+	}
+}
+
+// put stores keys in the index, on the widest lane first: at no moment does a
+// reader see a block on a lane and not on the wider one.
+func (m *member) put(s *pb.Stored) {
+	keys := m.typed(s.GetKeys())
+	first, last := protocol.LanesOf(s.GetLane(), s.GetThrough())
+	for l := last; l >= first; l-- {
+		m.index.Store(index.Member(m.id), index.Lane(l), blockkey.Key(s.GetParent()), s.GetPosition(), keys)
+	}
+	m.count.keys.Add(uint64(len(keys)))
+}
+
+// remove takes keys from picture and index, and tells whether it could.
+func (m *member) remove(r *pb.Removed) bool {
+	keys := m.typed(r.GetKeys())
+	digest := digestOf(r.GetKeys())
+	first, last := protocol.LanesOf(r.GetLane(), r.GetThrough())
+	for l := first; l <= last; l++ {
+		if m.held[l].Count < uint64(len(keys)) {
+			return false
+		}
+		m.held[l].Count -= uint64(len(keys))
+		m.held[l].Digest ^= digest
+		m.index.Remove(index.Member(m.id), index.Lane(l), r.GetPosition(), keys)
+	}
+	m.count.keys.Add(uint64(len(keys)))
+	return true
+}
+
+func digestOf(keys []uint64) (digest uint64) {
+	for _, k := range keys {
+		digest ^= blockkey.Digest(blockkey.Key(k))
+	}
+	return digest
+}
+
+func (m *member) typed(keys []uint64) []blockkey.Key {
+	m.keys = m.keys[:0]
+	for _, k := range keys {
+		m.keys = append(m.keys, blockkey.Key(k))
+	}
+	return m.keys
+}
+
+func trustOf(t pb.Trust) fleet.Trust {
+	switch t {
+	case pb.Trust_TRUST_EXACT:
+		return fleet.Exact
+	case pb.Trust_TRUST_SYNCING:
+		return fleet.Syncing
+	case pb.Trust_TRUST_APPROXIMATE:
+		return fleet.Approximate
+	}
+	return fleet.Unknown
+}

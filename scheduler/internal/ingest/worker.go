@@ -1,0 +1,290 @@
+package ingest
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvscout/kvscout/protocol"
+	"github.com/kvscout/kvscout/scheduler/internal/index"
+)
+
+const (
+	// queueLength and queueBytes bound what waits for one worker. What does
+	// not fit is dropped: its member sees a gap and starts over.
+	queueLength = 4096
+	queueBytes  = 64 << 20
+	// lookEvery is how often requests are sent and given up.
+	lookEvery = 10 * time.Millisecond
+	// maxNamed bounds the members whose bad messages are remembered as logged.
+	maxNamed = 1024
+)
+
+// item is what waits for a worker.
+type item struct {
+	kind    kind
+	name    string
+	attempt uint64
+	data    []byte
+	at      time.Time
+}
+
+type kind uint8
+
+const (
+	isDelta kind = iota
+	isHeartbeat
+	isChunk
+	isRefusal // nobody answers snapshot requests
+	isSilence // the fleet has given the member up
+)
+
+// worker owns a share of the members: what concerns one member happens in
+// order, and a large snapshot of one holds up only that share.
+type worker struct {
+	in         *Ingest
+	queue      chan item
+	bytes      atomic.Int64
+	members    map[string]*member
+	unsynced   map[string]*member
+	rng        *rand.Rand
+	reconnects uint64
+	named      map[string]struct{} // logged for bad messages
+	full       bool                // logged that the fleet is
+}
+
+func newWorker(in *Ingest) *worker {
+	return &worker{
+		in:       in,
+		queue:    make(chan item, queueLength),
+		members:  make(map[string]*member),
+		unsynced: make(map[string]*member),
+		rng:      rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
+		named:    make(map[string]struct{}),
+	}
+}
+
+// put tells whether there was room.
+func (w *worker) put(it item) bool {
+	size := int64(len(it.data))
+	if w.bytes.Add(size) > queueBytes {
+		w.bytes.Add(-size)
+		return false
+	}
+	select {
+	case w.queue <- it:
+		return true
+	default:
+		w.bytes.Add(-size)
+		return false
+	}
+}
+
+func (w *worker) run(ctx context.Context) {
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case it := <-w.queue:
+			w.bytes.Add(-int64(len(it.data)))
+			w.handle(it, time.Now())
+		case now := <-look.C:
+			w.look(now)
+		}
+	}
+}
+
+func (w *worker) handle(it item, now time.Time) {
+	w.checkConnection()
+	m := w.members[it.name]
+	c := &w.in.count
+	if m == nil {
+		switch it.kind {
+		case isHeartbeat:
+			w.announce(it, now)
+		case isDelta:
+			// Its first heartbeat says where it stands.
+			c.ignored.Add(1)
+		}
+		return
+	}
+	switch it.kind {
+	case isHeartbeat:
+		h, err := protocol.ReadHeartbeat(it.data, it.name)
+		if err != nil {
+			w.refuse(m, it, err, now)
+			return
+		}
+		c.heartbeats.Add(1)
+		if h.GetLeaving() {
+			w.forget(m, "it leaves")
+			return
+		}
+		w.in.cfg.Fleet.Heard(m.id, infoOf(h.GetInfo()), loadOf(h.GetLoad(), now), now)
+		w.step(m, func() { m.heartbeat(h, now) })
+	case isDelta:
+		d, err := protocol.ReadDelta(it.data, it.name)
+		if err != nil {
+			w.refuse(m, it, err, now)
+			return
+		}
+		c.deltas.Add(1)
+		w.step(m, func() { m.delta(d, len(it.data), now) })
+	case isChunk:
+		chunk, err := protocol.ReadChunk(it.data, it.name)
+		if err != nil {
+			w.refuse(m, it, err, now)
+			return
+		}
+		c.chunks.Add(1)
+		w.step(m, func() { m.chunk(it.attempt, chunk, len(it.data), now) })
+	case isRefusal:
+		w.step(m, func() { m.refused(it.attempt, now) })
+	case isSilence:
+		if m.heard.Before(it.at) {
+			w.forget(m, "silent for too long")
+		}
+	}
+}
+
+// announce takes up a member at its first heartbeat.
+func (w *worker) announce(it item, now time.Time) {
+	h, err := protocol.ReadHeartbeat(it.data, it.name)
+	if err != nil {
+		w.refuse(nil, it, err, now)
+		return
+	}
+	w.in.count.heartbeats.Add(1)
+	if h.GetLeaving() {
+		return
+	}
+	id, err := w.in.cfg.Fleet.Join(it.name, now)
+	if err != nil {
+		w.in.count.refusedMembers.Add(1)
+		if !w.full {
+			w.full = true
+			w.in.cfg.Log.Warn("member refused", "member", it.name, "error", err)
+		}
+		return
+	}
+	w.full = false
+	// The number may have been another member's.
+	w.in.cfg.Index.Forget(index.Member(id))
+	m := newMember(it.name, id, w.in.cfg.Index, w.rng, &w.in.count, now)
+	w.members[it.name] = m
+	w.unsynced[it.name] = m
+	w.in.count.members.Add(1)
+	w.in.count.syncing.Add(1)
+	w.in.cfg.Log.Info("member announced", "member", it.name)
+	w.in.cfg.Fleet.Heard(id, infoOf(h.GetInfo()), loadOf(h.GetLoad(), now), now)
+	w.step(m, func() { m.heartbeat(h, now) })
+}
+
+// step lets something happen to a member and draws the consequences.
+func (w *worker) step(m *member, do func()) {
+	synced, asked, trust := m.synced, m.asked, m.trust
+	do()
+	if asked && !m.asked {
+		w.in.inFlight.Add(-1)
+	}
+	if synced != m.synced {
+		if m.synced {
+			delete(w.unsynced, m.name)
+			w.in.count.syncing.Add(-1)
+			w.in.cfg.Log.Info("member in step", "member", m.name, "epoch", m.epoch, "sequence", m.sequence, "blocks", m.held[0].Count)
+		} else {
+			w.unsynced[m.name] = m
+			w.in.count.syncing.Add(1)
+			w.in.cfg.Log.Info("member out of step", "member", m.name, "why", m.why, "epoch", m.epoch, "sequence", m.sequence)
+		}
+	}
+	if trust != m.trust {
+		w.in.cfg.Log.Info("member's trust", "member", m.name, "trust", trustOf(m.trust).String(), "reason", m.reason)
+	}
+	w.in.cfg.Fleet.SetPicture(m.id, m.picture())
+}
+
+// look sends requests that are due, as many as may be under way, and gives up
+// those without an answer.
+func (w *worker) look(now time.Time) {
+	w.checkConnection()
+	connected := w.in.cfg.Conn.IsConnected()
+	for _, m := range w.unsynced {
+		if m.asked {
+			w.step(m, func() { m.expire(now) })
+			continue
+		}
+		if !connected || !m.wants(now) {
+			continue
+		}
+		if w.in.inFlight.Add(1) > int64(w.in.cfg.Snapshots) {
+			w.in.inFlight.Add(-1)
+			return
+		}
+		attempt := m.ask(now)
+		if err := w.in.ask(m.name, attempt); err != nil {
+			w.step(m, func() { m.fail("request not sent", now) })
+		}
+	}
+}
+
+// checkConnection makes every picture unproved when the connection came back:
+// what was lost shows at the next heartbeat.
+func (w *worker) checkConnection() {
+	n := w.in.reconnects.Load()
+	if n == w.reconnects {
+		return
+	}
+	w.reconnects = n
+	for _, m := range w.members {
+		w.step(m, m.doubt)
+	}
+}
+
+// forget drops a member with all its blocks. The index comes first: the fleet
+// may give the number to another member at once.
+func (w *worker) forget(m *member, why string) {
+	if m.asked {
+		w.in.inFlight.Add(-1)
+	}
+	if !m.synced {
+		w.in.count.syncing.Add(-1)
+	}
+	w.in.count.members.Add(-1)
+	delete(w.members, m.name)
+	delete(w.unsynced, m.name)
+	w.in.cfg.Index.Forget(index.Member(m.id))
+	w.in.cfg.Fleet.Leave(m.id)
+	w.in.cfg.Log.Info("member forgotten", "member", m.name, "why", why)
+}
+
+// refuse counts a message that may not be believed. Bytes that are no message,
+// or speak for somebody else, say nothing about m and change nothing: if they
+// stood in a delta's place, the gap will show. A message of m's own that
+// contradicts the rules means that the two ends no longer agree.
+func (w *worker) refuse(m *member, it item, err error, now time.Time) {
+	c := &w.in.count
+	switch {
+	case errors.Is(err, protocol.ErrVersion):
+		c.wrongVersion.Add(1)
+	case errors.Is(err, protocol.ErrMember):
+		c.wrongMember.Add(1)
+	default:
+		c.malformed.Add(1)
+		if m != nil && !errors.Is(err, protocol.ErrGarbage) {
+			w.step(m, func() { m.malformed(it.kind, now) })
+		}
+	}
+	if _, known := w.named[it.name]; known {
+		return
+	}
+	if len(w.named) >= maxNamed {
+		clear(w.named)
+	}
+	w.named[it.name] = struct{}{}
+	w.in.cfg.Log.Warn("message refused", "member", it.name, "error", err)
+}

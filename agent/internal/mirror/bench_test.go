@@ -95,8 +95,9 @@ func BenchmarkStore(b *testing.B) {
 	}
 }
 
-// BenchmarkDecode counts blocks that are stored one by one, as decoding does.
-func BenchmarkDecode(b *testing.B) {
+// BenchmarkStoreOneByOne counts blocks that come in events of their own, as they
+// do while an engine decodes.
+func BenchmarkStoreOneByOne(b *testing.B) {
 	const n = 100_000
 	stores := traffic(n, 500, 16)
 	m := New(Config{Model: "m"})

@@ -91,7 +91,7 @@ func (m *Mirror) resolveOne(i int32) bool {
 		m.stats.Contradictions++
 		if e.owner != 0 && !m.nodes[e.owner].has(flagWithheld) {
 			m.withhold(e.owner)
-			m.shutBelow(e.owner)
+			m.shut(e.owner)
 		}
 		m.withhold(i)
 		n.flags |= flagShut
@@ -101,14 +101,9 @@ func (m *Mirror) resolveOne(i int32) bool {
 	return true
 }
 
-// shut closes a withheld block and all below it.
-func (m *Mirror) shut(i int32) {
-	m.shutBelow(i)
-	m.mark(i)
-}
-
-func (m *Mirror) shutBelow(top int32) {
-	// A walk of its own: it runs inside the walk of resolveFrom.
+// shut closes a withheld block and all below it. Its stack is its own, because
+// it runs inside the walk of resolveFrom.
+func (m *Mirror) shut(top int32) {
 	stack := []int32{top}
 	for len(stack) > 0 {
 		i := stack[len(stack)-1]

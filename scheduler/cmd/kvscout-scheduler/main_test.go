@@ -1,0 +1,125 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"io"
+	"net"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func env(pairs ...string) func(string) string {
+	return func(name string) string {
+		for i := 0; i < len(pairs); i += 2 {
+			if pairs[i] == name {
+				return pairs[i+1]
+			}
+		}
+		return ""
+	}
+}
+
+func TestFlagBeatsEnvironmentBeatsDefault(t *testing.T) {
+	cfg, err := parse([]string{"-pool", "flag", "--index-memory=2GiB"},
+		env("KVSCOUT_POOL", "env", "KVSCOUT_GRACE", "7s", "KVSCOUT_TOKENIZE_CACHE", "-1", "KVSCOUT_LOG_FORMAT", "json"), io.Discard, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cfg.Pool != "flag" || cfg.Grace != 7*time.Second || cfg.IndexBytes != 2<<30 || cfg.TokenizeCacheBytes != -1 ||
+		cfg.GRPCAddress != "127.0.0.1:50051" || cfg.NATSURL != "" {
+		t.Errorf("%+v", cfg)
+	}
+}
+
+func TestHelpNamesEveryFlagAndTellsNoSecret(t *testing.T) {
+	var out bytes.Buffer
+	if code := run(t.Context(), []string{"--help"}, env("KVSCOUT_ENGINE_API_KEY", "secret"), &out, io.Discard); code != 0 {
+		t.Errorf("exit %d", code)
+	}
+	text := out.String()
+	for _, want := range []string{"-grpc-address", "-nats-url", "-engine-api-key", "KVSCOUT_NATS_URL", "127.0.0.1:50051", "1GiB", "Exit status"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("help lacks %q", want)
+		}
+	}
+	if strings.Contains(text, "secret") {
+		t.Error("help tells the API key")
+	}
+}
+
+func TestWrongUsage(t *testing.T) {
+	for name, tc := range map[string]struct {
+		args []string
+		env  func(string) string
+		want string
+	}{
+		"unknown flag":  {[]string{"-x"}, env(), "-x"},
+		"argument":      {[]string{"x"}, env(), `"x"`},
+		"environment":   {nil, env("KVSCOUT_GRACE", "soon"), "KVSCOUT_GRACE"},
+		"size":          {[]string{"-index-memory", "1TB"}, env(), "1GiB"},
+		"huge size":     {[]string{"-index-memory", "9999999999GiB"}, env(), "1GiB"},
+		"no size":       {[]string{"-index-memory", ""}, env(), "1GiB"},
+		"log format":    {[]string{"-log-format", "xml"}, env(), "xml"},
+		"log level":     {[]string{"-log-level", "loud"}, env(), "log-level"},
+		"configuration": {[]string{"-pool", "a.b", "-grpc-address", "x"}, env(), "GRPCAddress"},
+	} {
+		var out bytes.Buffer
+		if code := run(t.Context(), tc.args, tc.env, io.Discard, &out); code != 2 || !strings.Contains(out.String(), tc.want) {
+			t.Errorf("%s: exit %d, %s", name, code, out.String())
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	var out bytes.Buffer
+	if _, err := parse([]string{"-version"}, env(), &out, io.Discard); err != flag.ErrHelp || !strings.HasPrefix(out.String(), "kvscout-scheduler ") {
+		t.Error(err, out.String())
+	}
+}
+
+func TestFailureAndGoodEnd(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	free := []string{"-admin-address", "127.0.0.1:0", "-nats-address", "127.0.0.1:0", "-grpc-address"}
+	var out bytes.Buffer
+	if code := run(t.Context(), append(free, l.Addr().String()), env(), io.Discard, &out); code != 1 || !strings.Contains(out.String(), "in use") {
+		t.Errorf("exit %d, %s", code, out.String())
+	}
+
+	// The end of the context stands for a signal; the log says where it listens.
+	out.Reset()
+	ctx, cancel := context.WithCancel(t.Context())
+	listens := regexp.MustCompile(`grpc=127\.0\.0\.1:\d+ admin=127\.0\.0\.1:\d+ .*nats=127\.0\.0\.1:\d+`)
+	w := writer(func(p []byte) {
+		if out.Write(p); listens.Match(p) {
+			cancel()
+		}
+	})
+	if code := run(ctx, append(free, "127.0.0.1:0"), env(), io.Discard, w); code != 0 {
+		t.Errorf("exit %d, %s", code, out.String())
+	}
+}
+
+type writer func([]byte)
+
+func (w writer) Write(p []byte) (int, error) { w(p); return len(p), nil }
+
+func TestSizes(t *testing.T) {
+	for text, want := range map[string]string{"1024": "1KiB", "1536KiB": "1536KiB", "2GiB": "2GiB", "0": "0", "77": "77"} {
+		var s size
+		if err := s.Set(text); err != nil || s.String() != want {
+			t.Errorf("%s: %v, %s", text, err, s.String())
+		}
+	}
+}

@@ -1,0 +1,278 @@
+package scheduler
+
+import (
+	"context"
+	"strings"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/protocol/telemetry"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/rpc"
+)
+
+// meters are the instruments that are told of each answer. Everything else is
+// read from the rooms' Stats when somebody asks.
+type meters struct {
+	decisions metric.Int64Counter
+	duration  metric.Float64Histogram
+	reports   metric.Int64Counter
+}
+
+// durations in seconds, from a cached lookup to an engine that renders.
+var durations = []float64{
+	.00001, .00002, .00005, .0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5,
+}
+
+func newMeters(s *Scheduler) (*meters, error) {
+	b := &builder{meter: s.telemetry.Meters.Meter(telemetry.Scope)}
+	m := &meters{
+		decisions: b.counter(telemetry.SchedulerDecisions, "{decision}", "Answers to Pick and Score."),
+		duration:  b.histogram(telemetry.SchedulerDecisionDuration, "s", "Time from decoded request to answer.", durations),
+		reports:   b.counter(telemetry.SchedulerReports, "{report}", "Calls of Report."),
+	}
+	b.observeFleet(s)
+	b.observeIndex(s)
+	b.observeIngest(s)
+	b.observeIntake(s)
+	b.observeRPC(s)
+	return m, b.err
+}
+
+// decided counts an answer and writes it into the call's span.
+func (m *meters) decided(ctx context.Context, d rpc.Decided) {
+	set := attribute.NewSet(
+		attribute.String(telemetry.AttrMethod, d.Method),
+		attribute.String(telemetry.AttrPolicy, d.Policy),
+		attribute.Bool(telemetry.AttrFallback, d.Fallback != ""),
+	)
+	m.decisions.Add(ctx, 1, metric.WithAttributeSet(set))
+	m.duration.Record(ctx, d.Took.Seconds(), metric.WithAttributeSet(methodSets[d.Method]))
+	if span := trace.SpanFromContext(ctx); span.IsRecording() {
+		span.SetAttributes(
+			attribute.String(telemetry.AttrDecision, d.Decision),
+			attribute.String(telemetry.AttrMember, d.Member),
+			attribute.String(telemetry.AttrPolicy, d.Policy),
+			attribute.String(telemetry.AttrFallbackReason, d.Fallback),
+			attribute.Int(telemetry.AttrPromptTokens, d.PromptTokens),
+			attribute.Int(telemetry.AttrCachedTokens, d.CachedTokens),
+		)
+	}
+}
+
+// methodSets are made once: they are needed for every answer.
+var methodSets = map[string]attribute.Set{
+	"pick":  attribute.NewSet(attribute.String(telemetry.AttrMethod, "pick")),
+	"score": attribute.NewSet(attribute.String(telemetry.AttrMethod, "score")),
+}
+
+func (m *meters) reported(o pb.Outcome) {
+	name := strings.ToLower(strings.TrimPrefix(o.String(), "OUTCOME_"))
+	m.reports.Add(context.Background(), 1, metric.WithAttributes(attribute.String(telemetry.AttrOutcome, name)))
+}
+
+func (b *builder) observeFleet(s *Scheduler) {
+	b.gauge(telemetry.SchedulerMembers, "{member}", "Members by trust in their picture.", func(see see) {
+		counts := [...]int64{fleet.Unknown: 0, fleet.Approximate: 0, fleet.Syncing: 0, fleet.Exact: 0}
+		for _, m := range s.fleet.View().Members {
+			counts[m.Picture.Trust]++
+		}
+		for t, n := range counts {
+			see(n, telemetry.AttrTrust, strings.ToLower(fleet.Trust(t).String()))
+		}
+	})
+	b.gauge(telemetry.SchedulerOpenDecisions, "{decision}", "Decisions that can still be reported.", func(see see) {
+		see(int64(s.fleet.Stats().Decisions), "", "")
+	})
+	b.gauge(telemetry.SchedulerReady, "", "1 when all pictures are exact, or the wait for that is over.", func(see see) {
+		ready := int64(0)
+		if s.ready() {
+			ready = 1
+		}
+		see(ready, "", "")
+	})
+	b.events(telemetry.SchedulerFleetEvents, "What became of decisions and members.", func(see see) {
+		st := s.fleet.Stats()
+		see(int64(st.Decided), telemetry.AttrEvent, "decided")
+		see(int64(st.Expired), telemetry.AttrEvent, "expired")
+		see(int64(st.Evicted), telemetry.AttrEvent, "evicted")
+		see(int64(st.Refused), telemetry.AttrEvent, "refused_member")
+	})
+	// Members come and go, and take what was reported of them along: the sums
+	// are those of the members that are there.
+	for _, sum := range []struct {
+		name, help string
+		of         func(fleet.Reported) uint64
+	}{
+		{telemetry.SchedulerPromptTokens, "Prompt tokens by the engines' own count, as reported, of members that are there.",
+			func(r fleet.Reported) uint64 { return r.PromptTokens }},
+		{telemetry.SchedulerCachedTokens, "Cached prompt tokens by the engines' own count, as reported, of members that are there.",
+			func(r fleet.Reported) uint64 { return r.CachedTokens }},
+		{telemetry.SchedulerPredictedTokens, "Cached prompt tokens that were predicted for the same requests.",
+			func(r fleet.Reported) uint64 { return r.PredictedTokens }},
+	} {
+		b.gauge(sum.name, "{token}", sum.help, func(see see) {
+			total := uint64(0)
+			for _, m := range s.fleet.View().Members {
+				total += sum.of(m.Reported())
+			}
+			see(int64(total), "", "")
+		})
+	}
+}
+
+func (b *builder) observeIndex(s *Scheduler) {
+	b.gauge(telemetry.SchedulerIndexBlocks, "{block}", "Distinct blocks in the index.", func(see see) {
+		see(s.index.Stats().Blocks, "", "")
+	})
+	b.gauge(telemetry.SchedulerIndexEntries, "{entry}", "Blocks in the index, counted for each member and lane.", func(see see) {
+		see(s.index.Stats().Memberships, "", "")
+	})
+	b.gauge(telemetry.SchedulerIndexBytes, "By", "Memory that the index takes.", func(see see) {
+		see(s.index.Stats().Bytes, "", "")
+	})
+	b.events(telemetry.SchedulerIndexEvents, "What the index did not take.", func(see see) {
+		st := s.index.Stats()
+		see(st.Shed, telemetry.AttrEvent, "shed")
+		see(st.Refused, telemetry.AttrEvent, "refused")
+	})
+}
+
+func (b *builder) observeIngest(s *Scheduler) {
+	b.gauge(telemetry.SchedulerSnapshotsAwaited, "{snapshot}", "Snapshots that members were asked for and have not sent.", func(see see) {
+		if in := s.ingest.Load(); in != nil {
+			see(in.Stats().InFlight, "", "")
+		}
+	})
+	b.events(telemetry.SchedulerIngestEvents, "Messages of the bus and what became of them.", func(see see) {
+		in := s.ingest.Load()
+		if in == nil {
+			return
+		}
+		st := in.Stats()
+		for _, e := range []struct {
+			name  string
+			count uint64
+		}{
+			{"delta", st.Deltas}, {"heartbeat", st.Heartbeats}, {"chunk", st.Chunks}, {"key", st.Keys},
+			{"epoch", st.Epochs}, {"epoch_back", st.EpochsBack}, {"repeated", st.Repeated}, {"ignored", st.Ignored},
+			{"gap", st.Gaps}, {"mismatch", st.Mismatches}, {"resync", st.Resyncs}, {"snapshot", st.Snapshots},
+			{"failed_snapshot", st.FailedSnapshots}, {"no_responder", st.NoResponders}, {"overflow", st.Overflows},
+			{"malformed", st.Malformed}, {"wrong_version", st.WrongVersion}, {"wrong_member", st.WrongMember},
+			{"refused_member", st.RefusedMembers}, {"dropped", st.Dropped},
+		} {
+			see(int64(e.count), telemetry.AttrEvent, e.name)
+		}
+	})
+}
+
+func (b *builder) observeIntake(s *Scheduler) {
+	b.events(telemetry.SchedulerIntakePrompts, "Prompts by what the caller sent.", func(see see) {
+		st := s.intake.Stats()
+		see(int64(st.Tokens), telemetry.AttrSource, "tokens")
+		see(int64(st.TokenBytes), telemetry.AttrSource, "token_bytes")
+		see(int64(st.Keys), telemetry.AttrSource, "keys")
+		see(int64(st.Texts), telemetry.AttrSource, "text")
+		see(int64(st.Chats), telemetry.AttrSource, "chat")
+		see(int64(st.Bodies), telemetry.AttrSource, "openai_body")
+		see(int64(st.None), telemetry.AttrSource, "none")
+	})
+	b.events(telemetry.SchedulerIntakeEvents, "What became of prompts that came as text.", func(see see) {
+		st := s.intake.Stats()
+		see(int64(st.Hits), telemetry.AttrEvent, "hit")
+		see(int64(st.Misses), telemetry.AttrEvent, "miss")
+		see(int64(st.Shared), telemetry.AttrEvent, "shared")
+		see(int64(st.Evicted), telemetry.AttrEvent, "evicted")
+		see(int64(st.Unresolved), telemetry.AttrEvent, "unresolved")
+	})
+	b.gauge(telemetry.SchedulerIntakeCacheBytes, "By", "Memory for prompts that were turned into tokens.", func(see see) {
+		see(s.intake.Stats().CacheBytes, "", "")
+	})
+	calls := b.observable(telemetry.SchedulerIntakeCalls, "{call}", "Requests to engines for tokens.")
+	b.register(func(o metric.Observer) {
+		for _, c := range s.intake.Stats().Calls {
+			o.ObserveInt64(calls, int64(c.Count), metric.WithAttributes(
+				attribute.String(telemetry.AttrEndpoint, c.Endpoint), attribute.String(telemetry.AttrOutcome, c.Outcome)))
+		}
+	}, calls)
+}
+
+func (b *builder) observeRPC(s *Scheduler) {
+	b.gauge(telemetry.SchedulerWatchers, "{stream}", "Open Watch streams.", func(see see) {
+		see(s.rpc.Stats().Watchers, "", "")
+	})
+	b.events(telemetry.SchedulerPanics, "Calls that ended in a panic.", func(see see) {
+		see(int64(s.rpc.Stats().Panics), "", "")
+	})
+}
+
+// see takes one value, with an attribute unless its key is empty.
+type see func(value int64, key, attr string)
+
+// builder makes instruments and keeps the first error.
+type builder struct {
+	meter metric.Meter
+	err   error
+}
+
+func (b *builder) keep(err error) {
+	if b.err == nil {
+		b.err = err
+	}
+}
+
+func (b *builder) counter(name, unit, help string) metric.Int64Counter {
+	c, err := b.meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(help))
+	b.keep(err)
+	return c
+}
+
+func (b *builder) histogram(name, unit, help string, bounds []float64) metric.Float64Histogram {
+	h, err := b.meter.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(help),
+		metric.WithExplicitBucketBoundaries(bounds...))
+	b.keep(err)
+	return h
+}
+
+func (b *builder) observable(name, unit, help string) metric.Int64ObservableCounter {
+	c, err := b.meter.Int64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(help))
+	b.keep(err)
+	return c
+}
+
+// events is a counter that read fills.
+func (b *builder) events(name, help string, read func(see)) {
+	c := b.observable(name, "{event}", help)
+	b.register(func(o metric.Observer) { read(seeing(o, c)) }, c)
+}
+
+// gauge is a gauge that read fills.
+func (b *builder) gauge(name, unit, help string, read func(see)) {
+	g, err := b.meter.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(help))
+	b.keep(err)
+	b.register(func(o metric.Observer) { read(seeing(o, g)) }, g)
+}
+
+func (b *builder) register(read func(metric.Observer), of metric.Observable) {
+	if b.err != nil {
+		return
+	}
+	_, err := b.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		read(o)
+		return nil
+	}, of)
+	b.keep(err)
+}
+
+func seeing(o metric.Observer, of metric.Int64Observable) see {
+	return func(value int64, key, attr string) {
+		if key == "" {
+			o.ObserveInt64(of, value)
+			return
+		}
+		o.ObserveInt64(of, value, metric.WithAttributes(attribute.String(key, attr)))
+	}
+}

@@ -1,0 +1,459 @@
+package scheduler
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvscout/kvscout/protocol"
+	"github.com/kvscout/kvscout/protocol/blockkey"
+	"github.com/kvscout/kvscout/protocol/pb"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	member    = "ns_uid_0"
+	blockSize = 16
+)
+
+var tokens = func() []uint32 {
+	ids := make([]uint32, 100)
+	for i := range ids {
+		ids[i] = uint32(i)
+	}
+	return ids
+}()
+
+// start runs a scheduler on free ports. The returned function stops it and
+// reports how Run ended.
+func start(t testing.TB, cfg Config) (*Scheduler, func() error) {
+	t.Helper()
+	cfg.GRPCAddress, cfg.AdminAddress = "127.0.0.1:0", "127.0.0.1:0"
+	if cfg.NATSURL == "" && cfg.NATSAddress == "" {
+		cfg.NATSAddress = "127.0.0.1:0"
+	}
+	s, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	stop := sync.OnceValue(func() error { cancel(); return <-done })
+	t.Cleanup(func() { stop() })
+	select {
+	case <-s.Started():
+	case err := <-done:
+		done <- err
+		t.Fatalf("did not start: %v", err)
+	}
+	return s, stop
+}
+
+func dial(t testing.TB, s *Scheduler) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient(s.Addrs().GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// agent speaks for one member on the bus: it holds the first blocks of tokens
+// and beats until the test ends.
+func agent(t testing.TB, url string, blocks int) {
+	t.Helper()
+	conn, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	subjects, err := protocol.NewSubjects("default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := blockkey.Scope{Model: "m", BlockSize: blockSize}.Root()
+	keys := blockkey.AppendTokens(nil, root, tokens[:blocks*blockSize], blockSize, nil)
+	digest := uint64(0)
+	raw := make([]uint64, len(keys))
+	for i, k := range keys {
+		digest ^= blockkey.Digest(k)
+		raw[i] = uint64(k)
+	}
+	var lanes []*pb.LaneState
+	var stored []*pb.Stored
+	for lane := pb.Lane_LANE_GPU; lane <= pb.Lane_LANE_DISK; lane++ {
+		lanes = append(lanes, &pb.LaneState{Lane: lane, Count: uint64(len(keys)), Digest: digest})
+		stored = append(stored, &pb.Stored{Lane: lane, Parent: uint64(root), Keys: raw})
+	}
+	header := &pb.Header{Version: protocol.Version, Member: member, Epoch: 1, Sequence: 1}
+	sub, err := conn.Subscribe(subjects.Snapshot(member), func(m *nats.Msg) {
+		data, _ := proto.Marshal(&pb.SnapshotChunk{Header: header, Last: true, Stored: stored, Lanes: lanes, Trust: pb.Trust_TRUST_EXACT})
+		m.Respond(data)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	beat, err := proto.Marshal(&pb.Heartbeat{
+		Header: header, Trust: pb.Trust_TRUST_EXACT, Lanes: lanes, IntervalMs: 1000,
+		Info: &pb.MemberInfo{Namespace: "ns", Pod: "pod", PodUid: "uid", Address: "127.0.0.1:1", Engine: "vllm",
+			Models: []string{"m"}, BlockSize: blockSize, Blocks: 1000},
+		Load: &pb.Load{Running: proto.Uint32(1), Waiting: proto.Uint32(0)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			conn.Publish(subjects.Load(member), beat)
+			select {
+			case <-quit:
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		close(quit)
+		<-done
+		sub.Unsubscribe()
+		closed := make(chan struct{})
+		conn.SetClosedHandler(func(*nats.Conn) { close(closed) })
+		conn.Close()
+		<-closed
+	})
+}
+
+func eventually(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(15 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+// exact waits until the member's picture is there, and asks for a ranking.
+func exact(t testing.TB, client pb.SchedulerClient) *pb.Ranking {
+	t.Helper()
+	var resp *pb.ScoreResponse
+	eventually(t, "an exact answer", func() bool {
+		var err error
+		resp, err = client.Score(context.Background(), &pb.ScoreRequest{Request: &pb.Request{
+			Model: "m", Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: tokens}},
+		}})
+		return err == nil && resp.GetRanking().GetFallback() == ""
+	})
+	return resp.GetRanking()
+}
+
+func get(t testing.TB, s *Scheduler, path string) (int, string) {
+	t.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get("http://" + s.Addrs().Admin + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(text)
+}
+
+// TestCompleteSystem: with the embedded server and one agent, everything that
+// is seen from outside works.
+func TestCompleteSystem(t *testing.T) {
+	s, stop := start(t, Config{})
+	conn := dial(t, s)
+	client := pb.NewSchedulerClient(conn)
+	agent(t, "nats://"+s.Addrs().NATS, 3)
+
+	r := exact(t, client)
+	c := r.GetCandidates()[0]
+	if c.GetMember().GetId() != member || c.GetCached().GetGpu() != 48 || c.GetPicture().GetTrust() != pb.Trust_TRUST_EXACT ||
+		c.GetPicture().GetEpoch() != 1 || c.GetPicture().GetSequence() != 1 {
+		t.Errorf("%v", r)
+	}
+
+	health := healthpb.NewHealthClient(conn)
+	eventually(t, "health", func() bool {
+		h, err := health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "kvscout.scheduler.v1.Scheduler"})
+		return err == nil && h.GetStatus() == healthpb.HealthCheckResponse_SERVING
+	})
+	if code, text := get(t, s, "/healthz"); code != 200 || text != "ok\n" {
+		t.Error(code, text)
+	}
+	if code, text := get(t, s, "/readyz"); code != 200 {
+		t.Error(code, text)
+	}
+	if code, text := get(t, s, "/fleet"); code != 200 || !strings.Contains(text, member) {
+		t.Error(code, text)
+	}
+	if code, text := get(t, s, "/fleet?model=x"); code != 200 || strings.Contains(text, member) {
+		t.Error(code, text)
+	}
+
+	pick, err := client.Pick(t.Context(), &pb.PickRequest{Request: &pb.Request{Model: "m"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Report(t.Context(), &pb.ReportRequest{Decision: pick.GetDecision(), Outcome: pb.Outcome_OUTCOME_FINISHED,
+		PromptTokens: proto.Uint64(7), CachedTokens: proto.Uint64(3)}); err != nil {
+		t.Fatal(err)
+	}
+	_, page := get(t, s, "/metrics")
+	for _, want := range []string{
+		`kvscout_scheduler_decisions_total{kvscout_fallback="true",kvscout_method="pick",kvscout_policy="default"} 1`,
+		`kvscout_scheduler_decision_duration_seconds_count{kvscout_method="pick"} 1`,
+		`kvscout_scheduler_members{kvscout_trust="exact"} 1`, `kvscout_scheduler_members{kvscout_trust="syncing"} 0`,
+		`kvscout_scheduler_index_blocks 3`, `kvscout_scheduler_ready 1`, `kvscout_scheduler_index_bytes `,
+		`kvscout_scheduler_ingest_events_total{kvscout_event="snapshot"} 1`,
+		`kvscout_scheduler_intake_prompts_total{kvscout_source="none"} 1`,
+		`kvscout_scheduler_reports_total{kvscout_outcome="finished"} 1`,
+		`kvscout_scheduler_reported_prompt_tokens 7`, `kvscout_scheduler_reported_cached_tokens 3`,
+		`rpc_server_call_duration_seconds_count`, `kvscout_scheduler_panics_total 0`,
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("/metrics lacks %s", want)
+		}
+	}
+	if strings.Contains(page, `rpc_method="grpc.health`) {
+		t.Error("health checks are among the metrics")
+	}
+
+	stream, err := reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&reflectionpb.ServerReflectionRequest{MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{}}); err != nil {
+		t.Fatal(err)
+	}
+	list, err := stream.Recv()
+	if err != nil || !strings.Contains(list.String(), "kvscout.scheduler.v1.Scheduler") {
+		t.Error(err, list)
+	}
+	if err := stream.CloseSend(); err != nil {
+		t.Error(err)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestExternalNATS(t *testing.T) {
+	// The server comes after the scheduler, which must not mind.
+	probe, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := probe.Addr().(*net.TCPAddr).Port
+	probe.Close()
+	url := fmt.Sprintf("nats://user:pass@127.0.0.1:%d", port)
+	log := &syncBuffer{}
+	s, stop := start(t, Config{NATSURL: url, Log: slog.New(slog.NewTextHandler(log, nil))})
+	if a := s.Addrs(); a.NATS != "" {
+		t.Errorf("an embedded server at %s", a.NATS)
+	}
+	if code, _ := get(t, s, "/readyz"); code != http.StatusServiceUnavailable {
+		t.Errorf("ready without a bus: %d", code)
+	}
+	health := healthpb.NewHealthClient(dial(t, s))
+	if h, err := health.Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil || h.GetStatus() != healthpb.HealthCheckResponse_NOT_SERVING {
+		t.Errorf("health without a bus: %v, %v", err, h)
+	}
+
+	ns, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true, Username: "user", Password: "pass"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.Start()
+	defer func() { ns.Shutdown(); ns.WaitForShutdown() }()
+	if !ns.ReadyForConnections(5 * time.Second) {
+		t.Fatal("no NATS server")
+	}
+	agent(t, url, 2)
+	if got := exact(t, pb.NewSchedulerClient(dial(t, s))).GetCandidates()[0].GetCached().GetGpu(); got != 32 {
+		t.Errorf("%d tokens cached", got)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	if strings.Contains(log.String(), "pass") {
+		t.Errorf("the log tells the password:\n%s", log)
+	}
+}
+
+func TestPortsInUse(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	taken, free := l.Addr().String(), "127.0.0.1:0"
+	for want, cfg := range map[string]Config{
+		"gRPC address":  {GRPCAddress: taken, AdminAddress: free, NATSAddress: free},
+		"admin address": {GRPCAddress: free, AdminAddress: taken, NATSAddress: free},
+		"embedded NATS": {GRPCAddress: free, AdminAddress: free, NATSAddress: taken},
+	} {
+		s, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Run(t.Context()); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "address already in use") {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+}
+
+// TestStopIsGracefulAndBounded: a call under way is finished, a Watch ends with
+// Unavailable, and one that never ends does not hold the stop up for ever.
+func TestStopIsGracefulAndBounded(t *testing.T) {
+	engine, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and never answers
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer engine.Close()
+	s, stop := start(t, Config{StopWait: 300 * time.Millisecond, TokenizeTimeout: time.Minute, CallTimeout: time.Minute})
+	s.intakeFor(t, engine.Addr().String())
+	client := pb.NewSchedulerClient(dial(t, s))
+
+	watch, err := client.Watch(t.Context(), &pb.WatchRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := watch.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	hung := make(chan error, 1)
+	go func() {
+		_, err := client.Score(context.Background(), &pb.ScoreRequest{Request: &pb.Request{Model: "m", Prompt: &pb.Request_Text{Text: "x"}}})
+		hung <- err
+	}()
+	conn, err := engine.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	begin := time.Now()
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(begin); took < 250*time.Millisecond || took > 5*time.Second {
+		t.Errorf("stopped after %s", took)
+	}
+	if _, err := watch.Recv(); status.Code(err) != codes.Unavailable {
+		t.Errorf("the watcher got %v", err)
+	}
+	if err := <-hung; status.Code(err) != codes.Unavailable && status.Code(err) != codes.Canceled {
+		t.Errorf("the hanging call got %v", err)
+	}
+}
+
+// intakeFor announces a member whose engine listens at the address.
+func (s *Scheduler) intakeFor(t *testing.T, address string) {
+	t.Helper()
+	id, err := s.fleet.Join(member, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	info := s.fleet.View().Member(id).Info
+	with := *info
+	with.Models, with.Address, with.BlockSize = []string{"m"}, address, blockSize
+	s.fleet.Heard(id, with, nil, time.Now())
+}
+
+func TestRunOnce(t *testing.T) {
+	s, stop := start(t, Config{})
+	if err := s.Run(t.Context()); err == nil {
+		t.Error("ran twice")
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestValidateNamesEverything(t *testing.T) {
+	if err := (Config{}).Validate(); err != nil {
+		t.Errorf("the zero value: %v", err)
+	}
+	err := Config{
+		Pool: "a.b", GRPCAddress: "nowhere", AdminAddress: ":1", NATSAddress: "x:y", NATSURL: "http://u:secret@h", IndexBytes: -1, StopWait: -1,
+	}.Validate()
+	for _, key := range []string{"Pool", "GRPCAddress", "AdminAddress", "NATSAddress", "NATSURL", "IndexBytes", "StopWait"} {
+		if err == nil || !strings.Contains(err.Error(), key+":") {
+			t.Errorf("%s is not named in %v", key, err)
+		}
+	}
+	if strings.Contains(fmt.Sprint(err), "secret") {
+		t.Errorf("%v tells a password", err)
+	}
+	if _, err := New(Config{Policy: "no such"}); err == nil || !strings.Contains(err.Error(), "Policy") {
+		t.Error(err)
+	}
+	if _, err := New(Config{NATSCredentials: "file"}); err == nil || !strings.Contains(err.Error(), "NATSCredentials") {
+		t.Error(err)
+	}
+}
+
+// TestServerLogReachesOurs: the embedded server's trouble is seen.
+func TestServerLogReachesOurs(t *testing.T) {
+	var text bytes.Buffer
+	l := &serverLog{log: slog.New(slog.NewTextHandler(&text, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	l.Noticef("n%d", 1)
+	l.Debugf("d%d", 2)
+	l.Tracef("t%d", 3)
+	l.Warnf("w%d", 4)
+	l.Errorf("e%d", 5)
+	for _, want := range []string{"level=DEBUG msg=n1", "msg=d2", "msg=t3", "level=WARN msg=w4", "level=ERROR msg=e5"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("%q is missing", want)
+		}
+	}
+	l.Fatalf("first %d", 1)
+	l.Fatalf("second")
+	if err := *l.fatal.Load(); err == nil || err.Error() != "first 1" || errors.Is(err, io.EOF) {
+		t.Error(err)
+	}
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}

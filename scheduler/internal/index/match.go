@@ -156,20 +156,21 @@ func (x *Index) members(h holders, one *[1]uint32) []uint32 {
 
 // emit appends an entry for each member of h, which all have the same lanes.
 func (x *Index) emit(dst []Depths, h holders, lanes, depth uint32) []Depths {
-	d := Depths{Depth: at(lanes, depth)}
+	depths := at(lanes, depth)
 	if h&single != 0 {
-		d.Member = Member(h &^ single >> laneBits)
-		return append(dst, d)
+		return append(dst, Depths{Member(h &^ single >> laneBits), depths})
 	}
-	var one [1]uint32
-	members := x.members(h, &one)
-	dst = slices.Grow(dst, len(members))
-	to := dst[len(dst) : len(dst)+len(members)]
-	for i, e := range members {
-		d.Member = Member(e >> laneBits)
-		to[i] = d
+	b := cell(x.blocks, h)
+	n := int(b[setSize] >> laneBits)
+	dst = slices.Grow(dst, n)
+	to := dst[len(dst) : len(dst)+n]
+	for i, e := range b[setHead : setHead+n] {
+		// Field by field: a whole entry would be put together in memory first.
+		t := &to[i]
+		t.Member = Member(e >> laneBits)
+		t.Depth = depths
 	}
-	return dst[:len(dst)+len(members)]
+	return dst[:len(dst)+n]
 }
 
 // at is depth on each of lanes.

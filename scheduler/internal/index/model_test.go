@@ -41,8 +41,8 @@ func tree(t *rapid.T) [][]blockkey.Key {
 	return chains
 }
 
-// piece is a part of a chain.
-func piece(t *rapid.T, chains [][]blockkey.Key, head bool) (parent blockkey.Key, position uint32, keys []blockkey.Key) {
+// stretch is a part of a chain.
+func stretch(t *rapid.T, chains [][]blockkey.Key, head bool) (parent blockkey.Key, position uint32, keys []blockkey.Key) {
 	c := chains[rapid.IntRange(0, len(chains)-1).Draw(t, "chain")]
 	from := 0
 	if !head {
@@ -73,14 +73,14 @@ func TestModel(t *testing.T) {
 			m, l := member.Draw(t, "m"), lane.Draw(t, "l")
 			switch op := rapid.IntRange(0, 19).Draw(t, "op"); {
 			case op < 11:
-				parent, position, keys := piece(t, chains, closed)
+				parent, position, keys := stretch(t, chains, closed)
 				if !closed && rapid.IntRange(0, 4).Draw(t, "lie") == 0 {
 					position, parent = uint32(rapid.IntRange(0, 400).Draw(t, "position")), blockkey.Key(rapid.Uint64().Draw(t, "parent"))
 				}
 				x.Store(m, l, parent, position, keys)
 				model.Store(m, l, parent, position, keys)
 			case op < 17:
-				_, position, keys := piece(t, chains, false)
+				_, position, keys := stretch(t, chains, false)
 				if rapid.IntRange(0, 4).Draw(t, "lie") == 0 {
 					position = uint32(rapid.IntRange(0, 400).Draw(t, "position"))
 				}

@@ -1,0 +1,415 @@
+package index
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvscout/kvscout/protocol/blockkey"
+)
+
+// Each benchmark has a twin named /naive, the map of the tests under a lock,
+// to be measured in the same run.
+
+func BenchmarkMatch(b *testing.B) {
+	for _, s := range subjects {
+		x := s.make()
+		chains := staggered(x, w1Chains, w1Length)
+		b.Run("W1"+s.suffix, func(b *testing.B) {
+			for _, keys := range chains {
+				if err := checkStaggered(x.Match(keys, nil), w1Length); err != nil {
+					b.Fatal(err)
+				}
+			}
+			queries(b, x, chains)
+		})
+		b.Run("W1cold"+s.suffix, func(b *testing.B) {
+			cold := make([][]blockkey.Key, 512)
+			for i := range cold {
+				cold[i] = contents(77_000_000+uint64(i), w1Length)
+			}
+			queries(b, x, cold)
+		})
+		left := holes(x, chains)
+		b.Run("W1holes"+s.suffix, func(b *testing.B) {
+			for c, keys := range chains {
+				want := make(map[Member]uint32)
+				for j := range 8 {
+					if d := left[c][j]; d > 0 {
+						want[w1Holder(uint64(c), j)] = d
+					}
+				}
+				got := x.Match(keys, nil)
+				for _, d := range got {
+					if want[d.Member] != d.Depth[LaneGPU] {
+						b.Fatalf("chain %d: member %d at %d, want %d", c, d.Member, d.Depth[LaneGPU], want[d.Member])
+					}
+				}
+				if len(got) != len(want) {
+					b.Fatalf("chain %d: %d members, want %d", c, len(got), len(want))
+				}
+			}
+			queries(b, x, chains)
+		})
+	}
+	for _, members := range []int{128, 1000} {
+		for _, s := range subjects {
+			b.Run(fmt.Sprintf("W2x%d%s", members, s.suffix), func(b *testing.B) {
+				x := s.make()
+				keys := contents(7, w1Length)
+				for m := range members {
+					held(x, Member(m), keys)
+				}
+				answer := x.Match(keys, nil)
+				if len(answer) != members || answer[members/2].Depth[LaneGPU] != w1Length {
+					b.Fatal("wrong answer")
+				}
+				queries(b, x, [][]blockkey.Key{keys})
+			})
+		}
+	}
+	for _, length := range []int{64, 2048, 8192} {
+		for _, s := range subjects {
+			b.Run(fmt.Sprintf("len%d%s", length, s.suffix), func(b *testing.B) {
+				x := s.make()
+				chains := staggered(x, w1Chains*w1Length/length, length)
+				if err := checkStaggered(x.Match(chains[0], nil), length); err != nil {
+					b.Fatal(err)
+				}
+				queries(b, x, chains)
+			})
+		}
+	}
+	for _, s := range subjects {
+		b.Run("W1big"+s.suffix, func(b *testing.B) {
+			x := s.make()
+			queries(b, x, staggered(x, 10*w1Chains, w1Length))
+		})
+	}
+}
+
+// queries asks for random chains.
+func queries(b *testing.B, x subject, chains [][]blockkey.Key) {
+	b.ReportAllocs()
+	dst := make([]Depths, 0, 4096)
+	rng := draw(42)
+	x.Match(chains[0], dst)
+	for b.Loop() {
+		dst = x.Match(chains[rng.next()%uint64(len(chains))], dst[:0])
+	}
+}
+
+func BenchmarkMemory(b *testing.B) {
+	for _, m := range []struct {
+		name   string
+		chains int
+		fill   func(x subject, chains int) (blocks, memberships int)
+	}{
+		{"W3one", w1Chains, fillOne},
+		{"W3eight", w1Chains, fillEight},
+		{"W3big", 10 * w1Chains, fillOne},
+	} {
+		for _, s := range subjects {
+			b.Run(m.name+s.suffix, func(b *testing.B) {
+				for b.Loop() {
+					// Twice, as a table's cost depends on how full it is.
+					for i, chains := range []int{m.chains, m.chains * 11 / 10} {
+						before := heap()
+						x := s.make()
+						blocks, memberships := m.fill(x, chains)
+						bytes := float64(heap() - before)
+						b.ReportMetric(bytes/float64(blocks), []string{"B/block", "B/block-2"}[i])
+						b.ReportMetric(bytes/float64(memberships), []string{"B/membership", "B/membership-2"}[i])
+						runtime.KeepAlive(x)
+					}
+				}
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+	}
+}
+
+func fillOne(x subject, chains int) (blocks, memberships int) {
+	for c := range uint64(chains) {
+		held(x, Member(mix(0x5EED+c)%128), contents(c, w1Length))
+	}
+	return chains * w1Length, chains * w1Length
+}
+
+func fillEight(x subject, chains int) (blocks, memberships int) {
+	staggered(x, chains, w1Length)
+	return chains * w1Length, chains * w1Length * 36 / 8
+}
+
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// event is a store of W4 and, later, its removal.
+type event struct {
+	member Member
+	parent blockkey.Key
+	keys   []blockkey.Key
+}
+
+// extensions builds n events that extend W1's chains.
+func extensions(from uint64, n int) []event {
+	events := make([]event, n)
+	for i := range events {
+		c := uint64(i) % w1Chains
+		events[i] = event{w1Holder(c, 7), content(c, w1Length-1), contents(from+uint64(i), 64)}
+	}
+	return events
+}
+
+func apply(x subject, events []event, part, parts int) {
+	for _, e := range events {
+		if int(e.member)%parts == part {
+			x.Store(e.member, LaneGPU, e.parent, w1Length, e.keys)
+		}
+	}
+	for _, e := range events {
+		if int(e.member)%parts == part {
+			x.Remove(e.member, LaneGPU, w1Length, e.keys)
+		}
+	}
+}
+
+func BenchmarkApply(b *testing.B) {
+	for _, w := range []struct {
+		name    string
+		writers int
+		k       int
+	}{
+		{"W4x1", 1, 8},
+		{"W4x1k1", 1, 1},
+		{"W4x2", 2, 8},
+	} {
+		for _, s := range subjects {
+			b.Run(w.name+s.suffix, func(b *testing.B) {
+				x := s.make()
+				chains := staggered(x, w1Chains, w1Length)
+				var rates []float64
+				round := uint64(0)
+				for b.Loop() {
+					b.StopTimer()
+					n := w.k * w1Chains
+					events := extensions(1_000_000+round*uint64(n), n)
+					round++
+					b.StartTimer()
+					start := time.Now()
+					var wg sync.WaitGroup
+					for part := range w.writers {
+						wg.Go(func() { apply(x, events, part, w.writers) })
+					}
+					wg.Wait()
+					if round > 1 || !b.Loop() {
+						rates = append(rates, float64(2*n*64)/time.Since(start).Seconds())
+					}
+				}
+				for _, keys := range chains {
+					if err := checkStaggered(x.Match(keys, nil), w1Length); err != nil {
+						b.Fatal(err)
+					}
+				}
+				slices.Sort(rates)
+				b.ReportMetric(rates[len(rates)/2], "blocks/s")
+				b.ReportMetric(rates[len(rates)-1], "best-blocks/s")
+			})
+		}
+	}
+}
+
+func BenchmarkMixed(b *testing.B) {
+	for _, s := range subjects {
+		b.Run("W5"+s.suffix, func(b *testing.B) {
+			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(6))
+			x := s.make()
+			chains := staggered(x, w1Chains, w1Length)
+			for b.Loop() {
+				mixed(b, x, chains)
+			}
+		})
+	}
+}
+
+// mixed runs two readers beside a writer that applies one event of 64 blocks
+// a millisecond, for four seconds.
+func mixed(b *testing.B, x subject, chains [][]blockkey.Key) {
+	const events = 4000
+	changes := extensions(5_000_000, events/2)
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	type reader struct {
+		times histogram
+		err   error
+	}
+	var readers [2]reader
+	start := time.Now()
+	for i := range readers {
+		r := &readers[i]
+		wg.Go(func() {
+			rng := draw(100 + i)
+			dst := make([]Depths, 0, 256)
+			last := time.Now()
+			for !stop.Load() {
+				dst = x.Match(chains[rng.next()%w1Chains], dst[:0])
+				now := time.Now()
+				r.times.add(now.Sub(last))
+				last = now
+				if err := checkStaggered(dst, w1Length); err != nil {
+					r.err = err
+					return
+				}
+			}
+		})
+	}
+	late := 0
+	for i := range events {
+		due := start.Add(time.Duration(i) * time.Millisecond)
+		time.Sleep(time.Until(due))
+		if time.Since(due) > 5*time.Millisecond {
+			late++
+		}
+		e := changes[i/2]
+		if i%2 == 0 {
+			x.Store(e.member, LaneGPU, e.parent, w1Length, e.keys)
+		} else {
+			x.Remove(e.member, LaneGPU, w1Length, e.keys)
+		}
+	}
+	took := time.Since(start)
+	stop.Store(true)
+	wg.Wait()
+	for i := range readers {
+		if readers[i].err != nil {
+			b.Fatal(readers[i].err)
+		}
+	}
+	all := &readers[0].times
+	all.merge(&readers[1].times)
+	b.ReportMetric(float64(all.count)/took.Seconds(), "lookups/s")
+	b.ReportMetric(events*64/took.Seconds(), "applied/s")
+	b.ReportMetric(all.quantile(0.5).Seconds()*1e6, "p50-us")
+	b.ReportMetric(all.quantile(0.99).Seconds()*1e6, "p99-us")
+	b.ReportMetric(float64(late), "late-events")
+}
+
+func BenchmarkForget(b *testing.B) {
+	for _, s := range subjects {
+		b.Run("W6"+s.suffix, func(b *testing.B) {
+			x := s.make()
+			chains := staggered(x, w1Chains, w1Length)
+			var dst []Depths
+			m := Member(5)
+			for b.Loop() {
+				x.Forget(m)
+
+				b.StopTimer()
+				for c, keys := range chains {
+					for j := range 8 {
+						if w1Holder(uint64(c), j) != m {
+							continue
+						}
+						dst = x.Match(keys, dst[:0])
+						if len(dst) != 7 || slices.ContainsFunc(dst, func(d Depths) bool { return d.Member == m }) {
+							b.Fatalf("chain %d: %v", c, dst)
+						}
+						held(x, m, keys[:64*(j+1)])
+						if err := checkStaggered(x.Match(keys, dst[:0]), w1Length); err != nil {
+							b.Fatal(err)
+						}
+					}
+				}
+				m = (m + 12) % 132
+				if m > 127 {
+					m = 5
+				}
+				b.StartTimer()
+			}
+		})
+	}
+}
+
+func BenchmarkSnapshot(b *testing.B) {
+	for _, s := range subjects {
+		b.Run("replace"+s.suffix, func(b *testing.B) {
+			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(6))
+			x := s.make()
+			chains := staggered(x, w1Chains, w1Length)
+			const m, length = Member(200), 500 // 200 chains of 500 blocks, half of them shared
+			var mine [][]blockkey.Key
+			for c := range 200 {
+				keys := chains[c]
+				if c%2 == 0 {
+					keys = contents(9_000_000+uint64(c), length)
+				}
+				mine = append(mine, keys[:length])
+			}
+			var stop atomic.Bool
+			var wg sync.WaitGroup
+			var times histogram
+			wg.Go(func() {
+				rng := draw(7)
+				dst := make([]Depths, 0, 256)
+				last := time.Now()
+				for !stop.Load() {
+					dst = x.Match(chains[200+rng.next()%(w1Chains-200)], dst[:0])
+					now := time.Now()
+					times.add(now.Sub(last))
+					last = now
+					if err := checkStaggered(dst, w1Length); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+			for b.Loop() {
+				x.Forget(m)
+				for _, keys := range mine {
+					held(x, m, keys)
+				}
+			}
+			stop.Store(true)
+			wg.Wait()
+			b.ReportMetric(times.quantile(0.99).Seconds()*1e6, "p99-us")
+			b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms")
+		})
+	}
+}
+
+// histogram of durations, in buckets of 5 ns up to 100 us, then one.
+type histogram struct {
+	buckets [20_001]uint32
+	count   int
+}
+
+func (h *histogram) add(d time.Duration) {
+	h.buckets[min(int(d/5), len(h.buckets)-1)]++
+	h.count++
+}
+
+func (h *histogram) merge(o *histogram) {
+	for i, n := range o.buckets {
+		h.buckets[i] += n
+	}
+	h.count += o.count
+}
+
+func (h *histogram) quantile(q float64) time.Duration {
+	left := int(q * float64(h.count))
+	for i, n := range h.buckets {
+		if left -= int(n); left < 0 {
+			return time.Duration(5*i + 5)
+		}
+	}
+	return 0
+}

@@ -28,8 +28,8 @@ func (r *Recording) Questions() []Question {
 		switch {
 		case s.Batch != nil:
 			lastEvent, acted = s.At, false
-		case s.Action != "":
-			acted = true
+		case s.Action != "" || s.Result != "":
+			acted = true // it took effect at some moment between the two
 		case s.Aborted:
 			aborting = max(0, aborting-1)
 		case s.Send != nil:

@@ -134,7 +134,7 @@ func TestReservationMovesWithTheRequest(t *testing.T) {
 	if a, b := reserved(f, ids[0]), reserved(f, ids[1]); a.Open != 0 || b.Open != 1 || b.Tokens != 0 {
 		t.Fatalf("chosen %+v, served %+v", a, b)
 	}
-	if last, ok := f.LastMember("s"); !ok || last != ids[1] {
+	if last, ok := f.sessions.last("s"); !ok || last != ids[1] {
 		t.Fatalf("the session's last member is %d, %v", last, ok)
 	}
 	if got := f.View().Member(ids[0]).Reported(); got.Requests != 0 {
@@ -225,7 +225,7 @@ func TestDecisionsAndSessionsAreBounded(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	for i := range 1000 {
-		if _, ok := f.LastMember(fmt.Sprint(i)); ok != (i >= 995) {
+		if _, ok := f.sessions.last(fmt.Sprint(i)); ok != (i >= 995) {
 			t.Fatalf("session %d: %v", i, ok)
 		}
 	}

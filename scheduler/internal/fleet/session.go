@@ -2,14 +2,6 @@ package fleet
 
 import "hash/maphash"
 
-// LastMember returns the member that served the session last, if it is still
-// there.
-func (f *Fleet) LastMember(session string) (ID, bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.sessions.last(session)
-}
-
 // sessions remembers the last member of each session, the longest unused
 // going first at the bound. It keeps a hash of the session's name, so that
 // callers cannot make it large by long names.

@@ -80,8 +80,17 @@ func (v *View) Serving(name string) []Service { return v.roster.serving[name] }
 
 // Silent tells whether the member was not heard for too long while others
 // were. It is not to be chosen then.
-func (v *View) Silent(m *Member, now time.Time) bool {
-	return !v.Stale(now) && now.Sub(later(m.Heard, v.resumed)) > v.cfg.Silence
+func (v *View) Silent(m *Member, now time.Time) bool { return m.Heard.Before(v.SilentBefore(now)) }
+
+// SilentBefore is the time before which a member must have been heard last to
+// be silent. It is zero, and nobody is silent, while nobody at all is heard and
+// until everybody had the time to speak again.
+func (v *View) SilentBefore(now time.Time) time.Time {
+	since := v.FreshSince(now)
+	if v.Stale(now) || v.resumed.After(since) {
+		return time.Time{}
+	}
+	return since
 }
 
 // Stale tells that nobody at all was heard for too long: the wire is gone,
@@ -90,11 +99,9 @@ func (v *View) Stale(now time.Time) bool {
 	return len(v.Members) > 0 && now.Sub(v.newest) > v.cfg.Silence
 }
 
-// FreshLoad tells whether the member has a sample recent enough to be compared
-// with those of others.
-func (v *View) FreshLoad(m *Member, now time.Time) bool {
-	return !m.Load.At.IsZero() && now.Sub(m.Load.At) <= v.cfg.Silence
-}
+// FreshSince is the time from which on a load sample is recent enough to be
+// compared with those of others.
+func (v *View) FreshSince(now time.Time) time.Time { return now.Add(-v.cfg.Silence) }
 
 func (f *Fleet) rosterLocked() *roster {
 	r := &roster{

@@ -31,8 +31,8 @@ type candidate struct {
 	member   *fleet.Member
 	adapter  string
 	scope    int // in work.scopes; -1: its blocks have no keys here
-	speed    learn.Speed
-	reserved fleet.Reserved
+	speed    *learn.Speed
+	requests int // at the engine, as believed when scored
 	// cached tokens by tier, and those beyond that are only predicted
 	gpu, host, disk, predicted int
 	tie                        uint64 // hashed with the name where scores are equal
@@ -60,6 +60,7 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 	if len(services) == 0 {
 		return fmt.Errorf("model %q: %w", r.Model, ErrModel)
 	}
+	before := view.SilentBefore(now)
 	var served, silent, asleep int
 	for _, s := range services {
 		m := view.Members[s.Position]
@@ -78,7 +79,7 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 			asleep++
 			continue
 		}
-		if view.Silent(m, now) {
+		if m.Heard.Before(before) {
 			silent++
 		}
 		w.candidates = append(w.candidates, candidate{member: m, adapter: adapter, scope: -1})
@@ -87,7 +88,7 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 	if 0 < silent && silent < len(w.candidates) {
 		kept := w.candidates[:0]
 		for i := range w.candidates {
-			if c := &w.candidates[i]; !view.Silent(c.member, now) {
+			if c := &w.candidates[i]; !c.member.Heard.Before(before) {
 				kept = append(kept, *c)
 			}
 		}

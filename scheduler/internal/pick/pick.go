@@ -20,6 +20,7 @@ import (
 
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
+	"github.com/kvscout/kvscout/scheduler/internal/learn"
 	"github.com/kvscout/kvscout/scheduler/internal/policy"
 )
 
@@ -51,6 +52,7 @@ func New(cfg Config) (*Picker, error) {
 		return nil, err
 	}
 	p := &Picker{fleet: cfg.Fleet, index: cfg.Index, policy: cfg.Policy, seed: cfg.Seed}
+	p.speeds.prior = learn.Prior()
 	p.scratch.New = func() any { return new(work) }
 	return p, nil
 }
@@ -93,15 +95,13 @@ func (p *Picker) try(r *Request, pol policy.Policy, now time.Time) (*Decision, e
 		return nil, err
 	}
 	p.prepare(w, r, view, now)
-	if !r.Reserve {
-		last, known := p.fleet.LastMember(r.Session)
-		w.rank(pol, last, known, now)
-		return w.receipt(r, pol, view, now), nil
-	}
 	id, ok := p.fleet.Decide(r.Session, now, func(last fleet.ID, known bool) (fleet.Choice, bool) {
 		w.rank(pol, last, known, now)
-		return w.choice(r), true
+		return w.choice(r), r.Reserve
 	})
+	if !r.Reserve {
+		return w.receipt(r, pol, view, now), nil
+	}
 	if !ok {
 		return nil, nil
 	}

@@ -22,19 +22,17 @@ const (
 // prepare collects what does not change while the fleet is locked.
 func (p *Picker) prepare(w *work, r *Request, view *fleet.View, now time.Time) {
 	w.gauges = true
+	fresh := view.FreshSince(now)
 	var busy, known float64
 	for i := range w.candidates {
 		c := &w.candidates[i]
 		c.speed = p.speeds.of(c.member)
+		w.gauges = w.gauges && c.member.Load.Running >= 0 && !c.member.Load.At.Before(fresh)
 		if !(c.speed.Busy >= 0) {
 			continue
 		}
 		busy += c.speed.Busy
 		known++
-	}
-	for i := range w.candidates {
-		m := w.candidates[i].member
-		w.gauges = w.gauges && m.Load.Running >= 0 && view.FreshLoad(m, now)
 	}
 	w.round.Rho = 0
 	if known > 0 {
@@ -65,8 +63,9 @@ func (p *Picker) prepare(w *work, r *Request, view *fleet.View, now time.Time) {
 func (w *work) rank(pol policy.Policy, last fleet.ID, known bool, now time.Time) {
 	for i := range w.candidates {
 		c := &w.candidates[i]
-		c.reserved = c.member.Reserved()
-		w.round.Candidates[i].Load = policy.LoadOf(c.member, c.reserved, c.reserved.Wait(now), c.speed, w.gauges)
+		r := c.member.Reserved()
+		c.requests = c.member.Requests(r)
+		w.round.Candidates[i].Load = policy.LoadOf(c.member, r, r.Wait(now), c.speed, w.gauges)
 	}
 	policy.Estimate(&w.round)
 	pol.Score(&w.round, w.scores)
@@ -128,29 +127,32 @@ func (w *work) choice(r *Request) fleet.Choice {
 	}
 }
 
-// sorted puts the places of all candidates in order, the best first.
-func (w *work) sorted() []int32 {
+// sorted puts the places of the candidates in order, the best first. Only so
+// many as asked for, and one more, need be in order; 0: all.
+func (w *work) sorted(top int) []int32 {
 	w.order = w.order[:0]
 	for i := range w.scores {
 		w.order = append(w.order, int32(i))
 	}
-	best := int32(w.best)
-	slices.SortFunc(w.order, func(a, b int32) int {
-		switch {
-		case a == best:
-			return -1
-		case b == best:
-			return 1
-		}
+	w.order[0], w.order[w.best] = w.order[w.best], w.order[0]
+	rest := w.order[1:]
+	before := func(a, b int32) int {
 		return cmp.Or(cmp.Compare(w.scores[a], w.scores[b]), cmp.Compare(a, b))
-	})
+	}
+	if top == 0 || top > 8 {
+		slices.SortFunc(rest, before)
+		return w.order
+	}
+	for i := range min(top, len(rest)) {
+		low := i
+		for j := i + 1; j < len(rest); j++ {
+			if before(rest[j], rest[low]) < 0 {
+				low = j
+			}
+		}
+		rest[i], rest[low] = rest[low], rest[i]
+	}
 	return w.order
-}
-
-// requestsOf splits what is believed to be at the engine.
-func requestsOf(m *fleet.Member, r fleet.Reserved) (running, waiting int) {
-	waiting = max(m.Load.Waiting, 0)
-	return max(0, m.Requests(r)-waiting), waiting
 }
 
 // priority for an engine that serves the lowest first: arrival in ms, later

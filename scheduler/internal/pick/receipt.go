@@ -56,7 +56,7 @@ type Cached struct{ GPU, Host, Disk, Predicted int }
 func (c Cached) Known() int { return c.GPU + c.Host + c.Disk }
 
 func (w *work) receipt(r *Request, pol policy.Policy, view *fleet.View, now time.Time) *Decision {
-	order := w.sorted()
+	order := w.sorted(r.Top)
 	if r.Top > 0 && r.Top < len(order) {
 		order = order[:r.Top]
 	}
@@ -81,7 +81,8 @@ func (w *work) receipt(r *Request, pol policy.Policy, view *fleet.View, now time
 			LoadAge: -1,
 		}
 		a.Uncached = max(0, length-a.Cached.Known()-a.Cached.Predicted)
-		a.Running, a.Waiting = requestsOf(c.member, c.reserved)
+		a.Waiting = min(max(c.member.Load.Waiting, 0), c.requests)
+		a.Running = c.requests - a.Waiting
 		if !c.member.Load.At.IsZero() {
 			a.LoadAge = max(0, now.Sub(c.member.Load.At))
 		}

@@ -12,6 +12,7 @@ import (
 // speeds brings the fleet's load samples to learn and keeps what it makes of
 // them for readers without a lock.
 type speeds struct {
+	prior  learn.Speed
 	fitted atomic.Pointer[table]
 
 	mu     sync.Mutex // guards what follows
@@ -57,10 +58,11 @@ func (s *speeds) learn(view *fleet.View, now time.Time) {
 	s.fitted.Store(&table{speeds: s.curves.Fit(now), names: names})
 }
 
-func (s *speeds) of(m *fleet.Member) learn.Speed {
+// of returns the speed of a member; it is not to be changed.
+func (s *speeds) of(m *fleet.Member) *learn.Speed {
 	t := s.fitted.Load()
 	if t == nil || int(m.ID) >= len(t.speeds) || t.names[m.ID] != m.Info.Name {
-		return learn.Prior()
+		return &s.prior
 	}
-	return t.speeds[m.ID]
+	return &t.speeds[m.ID]
 }

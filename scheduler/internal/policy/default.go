@@ -12,6 +12,8 @@ const (
 	// stepShare is what one more request adds to a step: published fits lie
 	// between 1/650 and 1/250 of an empty step.
 	stepShare = 1.0 / 400
+	// horizon is the time in ms that a burst is measured by.
+	horizon = 1000
 )
 
 // Cost is predicted time in ms. The parts add up to Total.
@@ -35,9 +37,19 @@ func (c Cost) FirstToken() float64 { return c.Wait + c.Load + c.Prefill }
 // A prefill delays everybody who comes after it. By queueing theory a ms of
 // extra work costs them rho/(1-rho) ms, so missing tokens are charged 1 +
 // rho/(1-rho) times their prefill: plain time to first token on an idle fleet,
-// affinity near saturation.
+// affinity near saturation. Rho is smoothed and comes too late for a burst, so
+// the prefill that already waits, as a share of the next second, counts in its
+// place where it is more: a burst of siblings then stays with few owners.
 func Estimate(r *Round) {
-	price := price(r.Rho)
+	var waiting float64
+	for i := range r.Candidates {
+		waiting += r.Candidates[i].Load.WaitMS
+	}
+	rho := waiting / (horizon * float64(len(r.Candidates)))
+	if r.Rho > rho {
+		rho = r.Rho
+	}
+	price := price(rho)
 	least := math.Inf(1)
 	for i := range r.Candidates {
 		c := &r.Candidates[i]

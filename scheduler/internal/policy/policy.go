@@ -30,7 +30,7 @@ type Candidate struct {
 	// Uncached tokens have to be computed.
 	Uncached int
 	Load     Load
-	Speed    learn.Speed
+	Speed    *learn.Speed
 }
 
 // cached is the usable prefix.
@@ -52,7 +52,7 @@ type Load struct {
 // unless every candidate has a recent one, because a sample says more than our
 // own counts and would always look worse. Requests that wait at the engine and
 // are not ours are taken for mean ones.
-func LoadOf(m *fleet.Member, r fleet.Reserved, waitMS float64, s learn.Speed, gauges bool) Load {
+func LoadOf(m *fleet.Member, r fleet.Reserved, waitMS float64, s *learn.Speed, gauges bool) Load {
 	l := Load{
 		Requests: float64(r.Open),
 		Tokens:   float64(r.Tokens),
@@ -75,7 +75,8 @@ type Round struct {
 	Candidates []Candidate
 	// Costs of the candidates, by Estimate.
 	Costs []Cost
-	// Rho is the share of the candidates' prefill capacity in use.
+	// Rho is the share of the candidates' prefill capacity in use, smoothed;
+	// NaN: not known.
 	Rho float64
 	// Output tokens that the request is expected to produce; 0: not known.
 	Output float64

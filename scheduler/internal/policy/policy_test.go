@@ -3,6 +3,7 @@ package policy
 import (
 	"errors"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -15,8 +16,8 @@ import (
 )
 
 // speed that one can check by hand: 0.1 ms a token, 10 ms a step.
-func speed() learn.Speed {
-	return learn.Speed{
+func speed() *learn.Speed {
+	return &learn.Speed{
 		Curve: learn.Curve{B: 0.1}, HostMS: 0.01, DiskMS: 0.5,
 		StepMS: 10, PromptTokens: 1000, OutputTokens: 100, Busy: math.NaN(),
 	}
@@ -41,13 +42,16 @@ func TestCostByPart(t *testing.T) {
 			},
 			[]Cost{{Total: 800, Prefill: 800}, {Total: 200, Prefill: 200}, {Total: 0.1, Prefill: 0.1}},
 		},
-		{"wait counts as it is", 0,
-			[]Candidate{{GPU: 6000, Uncached: 2000, Load: Load{WaitMS: 700}, Speed: speed()}},
-			[]Cost{{Total: 900, Wait: 700, Prefill: 200}},
-		},
 		{"half busy: a miss costs twice", 0.5,
-			[]Candidate{{GPU: 6000, Uncached: 2000, Load: Load{WaitMS: 700}, Speed: speed()}},
-			[]Cost{{Total: 1100, Wait: 700, Prefill: 200, Miss: 200}},
+			[]Candidate{{GPU: 6000, Uncached: 2000, Load: Load{WaitMS: 100}, Speed: speed()}},
+			[]Cost{{Total: 500, Wait: 100, Prefill: 200, Miss: 200}},
+		},
+		{"a burst: 500 ms wait on average, a miss costs twice", 0,
+			[]Candidate{
+				{Uncached: 2000, Load: Load{WaitMS: 1000}, Speed: speed()},
+				{Uncached: 1000, Speed: speed()},
+			},
+			[]Cost{{Total: 1400, Wait: 1000, Prefill: 200, Miss: 200}, {Total: 200, Prefill: 100, Miss: 100}},
 		},
 		{"beyond nine tenths the price stays", 2,
 			[]Candidate{{Uncached: 2000, Speed: speed()}},
@@ -156,10 +160,10 @@ func TestMagnitudesAreKept(t *testing.T) {
 // Peers' bug 26: when all queue alike, the owner keeps its requests: the price
 // of a miss grows with saturation.
 func TestOwnerKeepsItsRequestsAtSaturation(t *testing.T) {
-	owner := Candidate{GPU: 4000, Uncached: 1000, Load: Load{Requests: 20, WaitMS: 3000}, Speed: speed()}
-	other := Candidate{Uncached: 5000, Load: Load{Requests: 20, WaitMS: 2000}, Speed: speed()}
+	owner := Candidate{GPU: 4000, Uncached: 1000, Load: Load{Requests: 20, WaitMS: 800}, Speed: speed()}
+	other := Candidate{Uncached: 5000, Load: Load{Requests: 20}, Speed: speed()}
 	if got := best(t, "default", round(0, owner, other)); !cmp.Equal(got, []int{1}) {
-		t.Errorf("idle fleet: %v, want the quicker", got)
+		t.Errorf("half the fleet is free: %v, want the quicker", got)
 	}
 	if got := best(t, "default", round(0.9, owner, other)); !cmp.Equal(got, []int{0}) {
 		t.Errorf("saturated fleet: %v, want the owner", got)
@@ -169,7 +173,7 @@ func TestOwnerKeepsItsRequestsAtSaturation(t *testing.T) {
 func TestRandomIsEvenAndRepeatable(t *testing.T) {
 	counts := make([]int, 5)
 	for i := range 5000 {
-		r := round(0, make([]Candidate, 5)...)
+		r := round(0, slices.Repeat([]Candidate{{Speed: speed()}}, 5)...)
 		r.Random = uint64(i)
 		at := best(t, "random", r)
 		if len(at) != 1 || !cmp.Equal(at, best(t, "random", r)) {

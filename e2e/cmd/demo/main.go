@@ -1,0 +1,71 @@
+// Command demo shows kvscout at work: two identical fleets of fake engines get
+// the same requests of a recorded trace at the same moments, one in turn, the
+// other by the scheduler's picks.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/kvscout/kvscout/e2e/trace"
+)
+
+// options are the flags.
+type options struct {
+	span     time.Duration
+	json     bool
+	engines  int
+	speedup  float64
+	load     float64
+	capacity float64
+	seed     uint64
+}
+
+func main() {
+	var o options
+	flag.DurationVar(&o.span, "for", 60*time.Second, "how long to send requests")
+	flag.BoolVar(&o.json, "json", false, "print the result as JSON too, as the last line")
+	flag.IntVar(&o.engines, "engines", 8, "engines of each fleet")
+	flag.Float64Var(&o.speedup, "speedup", 4, "how much faster than real the engines are")
+	flag.Float64Var(&o.load, "load", 2.5, "how much denser than recorded the requests come, for 8 engines")
+	flag.Float64Var(&o.capacity, "capacity", 4, "KV cache of an engine, in multiples of two H100 with Qwen3-32B")
+	flag.Uint64Var(&o.seed, "seed", 1, "seed of the arrival times within the trace's ticks")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, o, os.Stdout)
+	stop()
+	if errors.Is(err, context.Canceled) {
+		os.Exit(130)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "demo:", err)
+		os.Exit(1)
+	}
+}
+
+func (o options) validate() error {
+	var errs []error
+	if flag.NArg() > 0 {
+		errs = append(errs, fmt.Errorf("unexpected argument %q", flag.Arg(0)))
+	}
+	if o.engines < 1 || o.engines > 64 {
+		errs = append(errs, fmt.Errorf("-engines %d is not between 1 and 64", o.engines))
+	}
+	if o.span <= 0 || o.speedup <= 0 || o.load <= 0 || o.capacity <= 0 {
+		errs = append(errs, errors.New("-for, -speedup, -load and -capacity must be positive"))
+	} else if need := time.Duration(float64(o.span) * o.pace()); need > trace.ConversationSpan {
+		errs = append(errs, fmt.Errorf("-for %v at this pace needs %v of the trace, and %v are at hand", o.span, need, trace.ConversationSpan))
+	}
+	return errors.Join(errs...)
+}
+
+// pace is how many seconds of the trace pass in a second.
+func (o options) pace() float64 {
+	return o.load * o.speedup * float64(o.engines) / 8
+}

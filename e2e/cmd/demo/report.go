@@ -1,0 +1,79 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+)
+
+// outcome is what is said about a fleet at the end. Times are the engines' own.
+type outcome struct {
+	Name            string  `json:"name"`
+	Requests        int     `json:"requests"`
+	PromptTokens    int     `json:"prompt_tokens"`
+	CachedTokens    int     `json:"cached_tokens"`
+	TTFTp50         float64 `json:"ttft_p50_ms"`
+	TTFTp90         float64 `json:"ttft_p90_ms"`
+	TTFTp99         float64 `json:"ttft_p99_ms"`
+	PredictedTokens int     `json:"predicted_cached_tokens"`
+	AbsErrorTokens  int     `json:"abs_error_tokens"`
+	Failed          int     `json:"failed"`
+	Unfinished      int     `json:"unfinished"`
+}
+
+func outcomeOf(name string, s sum, q quantiles) outcome {
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	return outcome{
+		Name: name, Requests: s.done, PromptTokens: s.prompt, CachedTokens: s.cached,
+		TTFTp50: ms(q.p50), TTFTp90: ms(q.p90), TTFTp99: ms(q.p99),
+		PredictedTokens: s.predicted, AbsErrorTokens: s.error, Failed: s.failed, Unfinished: s.unfinished,
+	}
+}
+
+// table writes the outcomes beside each other.
+func table(out io.Writer, list []outcome) error {
+	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', tabwriter.AlignRight)
+	row := func(name string, cell func(o outcome) string) {
+		fmt.Fprintf(w, "%s\t", name)
+		for _, o := range list {
+			fmt.Fprintf(w, "%s\t", cell(o))
+		}
+		fmt.Fprintln(w)
+	}
+	count := func(f func(o outcome) int) func(outcome) string {
+		return func(o outcome) string { return grouped(f(o)) }
+	}
+	ms := func(f func(o outcome) float64) func(outcome) string {
+		return func(o outcome) string { return grouped(int(f(o)+0.5)) + " ms" }
+	}
+	row("", func(o outcome) string { return o.Name })
+	row("requests", count(func(o outcome) int { return o.Requests }))
+	row("failed", count(func(o outcome) int { return o.Failed }))
+	row("unfinished", count(func(o outcome) int { return o.Unfinished }))
+	row("prompt tokens", count(func(o outcome) int { return o.PromptTokens }))
+	row("cached tokens", count(func(o outcome) int { return o.CachedTokens }))
+	row("hit rate", func(o outcome) string { return fmt.Sprintf("%.1f %%", 100*share(o.CachedTokens, o.PromptTokens)) })
+	row("TTFT p50", ms(func(o outcome) float64 { return o.TTFTp50 }))
+	row("TTFT p90", ms(func(o outcome) float64 { return o.TTFTp90 }))
+	row("TTFT p99", ms(func(o outcome) float64 { return o.TTFTp99 }))
+	row("predicted cached tokens", count(func(o outcome) int { return o.PredictedTokens }))
+	row("sum of |predicted - cached|", count(func(o outcome) int { return o.AbsErrorTokens }))
+	row("of the prompt tokens", func(o outcome) string { return fmt.Sprintf("%.2f %%", 100*share(o.AbsErrorTokens, o.PromptTokens)) })
+	return w.Flush()
+}
+
+// object writes the outcomes as one line of JSON.
+func object(out io.Writer, list []outcome) error {
+	return json.NewEncoder(out).Encode(map[string]any{"fleets": list})
+}
+
+// grouped writes an integer with a comma between thousands.
+func grouped(n int) string {
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}

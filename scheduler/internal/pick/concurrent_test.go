@@ -1,17 +1,13 @@
 package pick
 
 import (
-	"errors"
 	"fmt"
-	"math"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/kvscout/kvscout/protocol/blockkey"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
-	"github.com/kvscout/kvscout/scheduler/internal/learn"
 )
 
 // Picks beside heartbeats, events, members that come and go, reports and
@@ -99,84 +95,4 @@ func TestPicksBesideEverything(t *testing.T) {
 	if n := len(b.forecast.marks); n != 0 {
 		t.Errorf("%d marks are left", n)
 	}
-}
-
-// What engines count becomes the speed that decisions use, and a number that
-// another member got does not bring the old one's speed.
-func TestTickLearnsFromLoadSamples(t *testing.T) {
-	b := newBed(t)
-	slow, fast := b.join("slow"), b.join("fast")
-	totals := func(id fleet.ID, second int, msPerToken float64) {
-		n := float64(second) * 3
-		at := t0.Add(time.Duration(second) * time.Second)
-		tt := fleet.NoTotals()
-		tokens := n*1000 + float64(second*second%50)*200
-		tt.PrefillRequests, tt.PrefillComputedTokens, tt.PrefillSeconds = n, tokens, tokens*msPerToken/1000
-		b.fleet.Heard(id, *b.fleet.View().Member(id).Info, &fleet.Load{At: at, Running: 0, Waiting: 0, KVUsage: math.NaN(), Totals: tt}, at)
-	}
-	var now time.Time
-	for s := range 100 {
-		totals(slow, s, 0.3)
-		totals(fast, s, 0.1)
-		now = t0.Add(time.Duration(s) * time.Second)
-		b.Tick(now)
-	}
-	d := b.pickAt(Request{Prompt: tokens(prompt(1, 0, 4000))}, now)
-	byName := make(map[string]float64)
-	for _, c := range d.Candidates {
-		byName[c.Member.Info.Name] = c.Cost.Prefill
-	}
-	if first(d) != "fast" || math.Abs(byName["slow"]-1200) > 120 || math.Abs(byName["fast"]-400) > 40 {
-		t.Errorf("first %s, prefill %v; want 1,200 and 400 ms", first(d), byName)
-	}
-	b.fleet.Leave(slow)
-	b.Tick(now)
-	if got := b.speeds.of(&fleet.Member{ID: slow, Info: &fleet.Info{Name: "another"}}); got.B != learn.Prior().B {
-		t.Errorf("a new member has the speed of the one before: %+v", got)
-	}
-}
-
-func TestUnknownPolicyOfThePickerIsAnError(t *testing.T) {
-	if _, err := New(Config{Policy: "what"}); !errors.Is(err, ErrPolicy) {
-		t.Errorf("%v", err)
-	}
-}
-
-// BenchmarkPick: 8,192 token ids, 64 members, half of the prompt held by each
-// of the first eight. "hash" is the hashing alone.
-func BenchmarkPick(b *testing.B) {
-	bed := newBed(b)
-	le := prompt(1, 0, 8192)
-	for i := range 64 {
-		id := bed.join(fmt.Sprintf("m%02d", i))
-		if i < 8 {
-			bed.gpu(id, le, 32*(i+1))
-		}
-		bed.load(id, i%5, 0, t0)
-	}
-	run := func(name string, r Request) {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				d := bed.pick(r)
-				if r.Reserve {
-					bed.Report(Report{Decision: d.ID, Outcome: fleet.Finished}, t0)
-				}
-			}
-		})
-	}
-	run("score", Request{Prompt: tokens(le)})
-	run("score/top1", Request{Prompt: tokens(le), Top: 1})
-	run("pick", Request{Prompt: tokens(le), Reserve: true})
-	run("pick/top1", Request{Prompt: tokens(le), Reserve: true, Top: 1})
-	run("pick/cold/top1", Request{Prompt: tokens(prompt(2, 0, 8192)), Reserve: true, Top: 1})
-	keys, _ := blockkey.AppendBytes(nil, blockkey.Scope{Model: "model", BlockSize: 16}.Root(), le, 16, nil)
-	run("pick/keys/top1", Request{Prompt: Prompt{Keys: keys, BlockSize: 16, Length: 8192}, Reserve: true, Top: 1})
-	run("pick/none/top1", Request{Reserve: true, Top: 1})
-	b.Run("hash", func(b *testing.B) {
-		root := blockkey.Scope{Model: "model", BlockSize: 16}.Root()
-		for b.Loop() {
-			keys, _ = blockkey.AppendBytes(keys[:0], root, le, 16, nil)
-		}
-	})
 }

@@ -1,0 +1,45 @@
+package pick
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/learn"
+)
+
+// What engines count becomes the speed that decisions use, and a number that
+// another member got does not bring the old one's speed.
+func TestTickLearnsFromLoadSamples(t *testing.T) {
+	b := newBed(t)
+	slow, fast := b.join("slow"), b.join("fast")
+	totals := func(id fleet.ID, second int, msPerToken float64) {
+		n := float64(second) * 3
+		at := t0.Add(time.Duration(second) * time.Second)
+		tt := fleet.NoTotals()
+		tokens := n*1000 + float64(second*second%50)*200
+		tt.PrefillRequests, tt.PrefillComputedTokens, tt.PrefillSeconds = n, tokens, tokens*msPerToken/1000
+		b.fleet.Heard(id, *b.fleet.View().Member(id).Info, &fleet.Load{At: at, Running: 0, Waiting: 0, KVUsage: math.NaN(), Totals: tt}, at)
+	}
+	var now time.Time
+	for s := range 100 {
+		totals(slow, s, 0.3)
+		totals(fast, s, 0.1)
+		now = t0.Add(time.Duration(s) * time.Second)
+		b.Tick(now)
+	}
+	d := b.pickAt(Request{Prompt: tokens(prompt(1, 0, 4000))}, now)
+	byName := make(map[string]float64)
+	for _, c := range d.Candidates {
+		byName[c.Member.Info.Name] = c.Cost.Prefill
+	}
+	if first(d) != "fast" || math.Abs(byName["slow"]-1200) > 120 || math.Abs(byName["fast"]-400) > 40 {
+		t.Errorf("first %s, prefill %v; want 1,200 and 400 ms", first(d), byName)
+	}
+	b.fleet.Leave(slow)
+	b.Tick(now)
+	if got := b.speeds.of(&fleet.Member{ID: slow, Info: &fleet.Info{Name: "another"}}); got.B != learn.Prior().B {
+		t.Errorf("a new member has the speed of the one before: %+v", got)
+	}
+}

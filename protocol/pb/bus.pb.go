@@ -527,10 +527,11 @@ type Delta struct {
 	// lanes after the changes. A delta that was split for size carries them in
 	// its last part only.
 	Lanes []*LaneState `protobuf:"bytes,3,rep,name=lanes,proto3" json:"lanes,omitempty"`
-	// engine_sequence of the newest event batch contained.
-	EngineSequence uint64 `protobuf:"varint,4,opt,name=engine_sequence,json=engineSequence,proto3" json:"engine_sequence,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// engine_batches of this epoch that the picture stands on: one more than the
+	// sequence of the newest; 0: none.
+	EngineBatches uint64 `protobuf:"varint,4,opt,name=engine_batches,json=engineBatches,proto3" json:"engine_batches,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Delta) Reset() {
@@ -584,9 +585,9 @@ func (x *Delta) GetLanes() []*LaneState {
 	return nil
 }
 
-func (x *Delta) GetEngineSequence() uint64 {
+func (x *Delta) GetEngineBatches() uint64 {
 	if x != nil {
-		return x.EngineSequence
+		return x.EngineBatches
 	}
 	return 0
 }
@@ -970,9 +971,9 @@ type Heartbeat struct {
 	Load   *Load                  `protobuf:"bytes,3,opt,name=load,proto3" json:"load,omitempty"`
 	Trust  Trust                  `protobuf:"varint,4,opt,name=trust,proto3,enum=kvscout.bus.v1.Trust" json:"trust,omitempty"`
 	// reason in a few words when trust is not EXACT.
-	Reason         string       `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
-	Lanes          []*LaneState `protobuf:"bytes,6,rep,name=lanes,proto3" json:"lanes,omitempty"`
-	EngineSequence uint64       `protobuf:"varint,7,opt,name=engine_sequence,json=engineSequence,proto3" json:"engine_sequence,omitempty"`
+	Reason        string       `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	Lanes         []*LaneState `protobuf:"bytes,6,rep,name=lanes,proto3" json:"lanes,omitempty"`
+	EngineBatches uint64       `protobuf:"varint,7,opt,name=engine_batches,json=engineBatches,proto3" json:"engine_batches,omitempty"`
 	// leaving: the agent stops in good order; forget the member.
 	Leaving bool `protobuf:"varint,8,opt,name=leaving,proto3" json:"leaving,omitempty"`
 	// interval_ms until the next heartbeat at the latest.
@@ -1053,9 +1054,9 @@ func (x *Heartbeat) GetLanes() []*LaneState {
 	return nil
 }
 
-func (x *Heartbeat) GetEngineSequence() uint64 {
+func (x *Heartbeat) GetEngineBatches() uint64 {
 	if x != nil {
-		return x.EngineSequence
+		return x.EngineBatches
 	}
 	return 0
 }
@@ -1135,14 +1136,14 @@ type SnapshotChunk struct {
 	// index counts the parts from 0.
 	Index uint32 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
 	// last part: carries lanes, trust and reason.
-	Last           bool         `protobuf:"varint,3,opt,name=last,proto3" json:"last,omitempty"`
-	Stored         []*Stored    `protobuf:"bytes,4,rep,name=stored,proto3" json:"stored,omitempty"`
-	Lanes          []*LaneState `protobuf:"bytes,5,rep,name=lanes,proto3" json:"lanes,omitempty"`
-	Trust          Trust        `protobuf:"varint,6,opt,name=trust,proto3,enum=kvscout.bus.v1.Trust" json:"trust,omitempty"`
-	Reason         string       `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
-	EngineSequence uint64       `protobuf:"varint,8,opt,name=engine_sequence,json=engineSequence,proto3" json:"engine_sequence,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	Last          bool         `protobuf:"varint,3,opt,name=last,proto3" json:"last,omitempty"`
+	Stored        []*Stored    `protobuf:"bytes,4,rep,name=stored,proto3" json:"stored,omitempty"`
+	Lanes         []*LaneState `protobuf:"bytes,5,rep,name=lanes,proto3" json:"lanes,omitempty"`
+	Trust         Trust        `protobuf:"varint,6,opt,name=trust,proto3,enum=kvscout.bus.v1.Trust" json:"trust,omitempty"`
+	Reason        string       `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	EngineBatches uint64       `protobuf:"varint,8,opt,name=engine_batches,json=engineBatches,proto3" json:"engine_batches,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SnapshotChunk) Reset() {
@@ -1224,9 +1225,9 @@ func (x *SnapshotChunk) GetReason() string {
 	return ""
 }
 
-func (x *SnapshotChunk) GetEngineSequence() uint64 {
+func (x *SnapshotChunk) GetEngineBatches() uint64 {
 	if x != nil {
-		return x.EngineSequence
+		return x.EngineBatches
 	}
 	return 0
 }
@@ -1259,12 +1260,12 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\tLaneState\x12(\n" +
 	"\x04lane\x18\x01 \x01(\x0e2\x14.kvscout.bus.v1.LaneR\x04lane\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x16\n" +
-	"\x06digest\x18\x03 \x01(\x06R\x06digest\"\xc3\x01\n" +
+	"\x06digest\x18\x03 \x01(\x06R\x06digest\"\xc1\x01\n" +
 	"\x05Delta\x12.\n" +
 	"\x06header\x18\x01 \x01(\v2\x16.kvscout.bus.v1.HeaderR\x06header\x120\n" +
 	"\achanges\x18\x02 \x03(\v2\x16.kvscout.bus.v1.ChangeR\achanges\x12/\n" +
-	"\x05lanes\x18\x03 \x03(\v2\x19.kvscout.bus.v1.LaneStateR\x05lanes\x12'\n" +
-	"\x0fengine_sequence\x18\x04 \x01(\x04R\x0eengineSequence\"1\n" +
+	"\x05lanes\x18\x03 \x03(\v2\x19.kvscout.bus.v1.LaneStateR\x05lanes\x12%\n" +
+	"\x0eengine_batches\x18\x04 \x01(\x04R\rengineBatches\"1\n" +
 	"\aAdapter\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04root\x18\x02 \x01(\tR\x04root\"\xfe\x02\n" +
@@ -1319,21 +1320,21 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\x12_inter_token_countB\x10\n" +
 	"\x0e_queue_secondsB\x11\n" +
 	"\x0f_queue_requestsB\v\n" +
-	"\t_sleeping\"\xef\x02\n" +
+	"\t_sleeping\"\xed\x02\n" +
 	"\tHeartbeat\x12.\n" +
 	"\x06header\x18\x01 \x01(\v2\x16.kvscout.bus.v1.HeaderR\x06header\x12.\n" +
 	"\x04info\x18\x02 \x01(\v2\x1a.kvscout.bus.v1.MemberInfoR\x04info\x12(\n" +
 	"\x04load\x18\x03 \x01(\v2\x14.kvscout.bus.v1.LoadR\x04load\x12+\n" +
 	"\x05trust\x18\x04 \x01(\x0e2\x15.kvscout.bus.v1.TrustR\x05trust\x12\x16\n" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x12/\n" +
-	"\x05lanes\x18\x06 \x03(\v2\x19.kvscout.bus.v1.LaneStateR\x05lanes\x12'\n" +
-	"\x0fengine_sequence\x18\a \x01(\x04R\x0eengineSequence\x12\x18\n" +
+	"\x05lanes\x18\x06 \x03(\v2\x19.kvscout.bus.v1.LaneStateR\x05lanes\x12%\n" +
+	"\x0eengine_batches\x18\a \x01(\x04R\rengineBatches\x12\x18\n" +
 	"\aleaving\x18\b \x01(\bR\aleaving\x12\x1f\n" +
 	"\vinterval_ms\x18\t \x01(\rR\n" +
 	"intervalMs\"C\n" +
 	"\x0fSnapshotRequest\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x16\n" +
-	"\x06member\x18\x02 \x01(\tR\x06member\"\xb8\x02\n" +
+	"\x06member\x18\x02 \x01(\tR\x06member\"\xb6\x02\n" +
 	"\rSnapshotChunk\x12.\n" +
 	"\x06header\x18\x01 \x01(\v2\x16.kvscout.bus.v1.HeaderR\x06header\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x12\n" +
@@ -1341,8 +1342,8 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\x06stored\x18\x04 \x03(\v2\x16.kvscout.bus.v1.StoredR\x06stored\x12/\n" +
 	"\x05lanes\x18\x05 \x03(\v2\x19.kvscout.bus.v1.LaneStateR\x05lanes\x12+\n" +
 	"\x05trust\x18\x06 \x01(\x0e2\x15.kvscout.bus.v1.TrustR\x05trust\x12\x16\n" +
-	"\x06reason\x18\a \x01(\tR\x06reason\x12'\n" +
-	"\x0fengine_sequence\x18\b \x01(\x04R\x0eengineSequence*H\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\x12%\n" +
+	"\x0eengine_batches\x18\b \x01(\x04R\rengineBatches*H\n" +
 	"\x04Lane\x12\x14\n" +
 	"\x10LANE_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bLANE_GPU\x10\x01\x12\r\n" +

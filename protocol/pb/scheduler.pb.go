@@ -827,10 +827,11 @@ type Picture struct {
 	Sequence uint64 `protobuf:"varint,4,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// age_ms since the member was last heard.
 	AgeMs uint32 `protobuf:"varint,5,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
-	// engine_sequence of the newest event batch contained; absent: none yet.
-	EngineSequence *uint64 `protobuf:"varint,6,opt,name=engine_sequence,json=engineSequence,proto3,oneof" json:"engine_sequence,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// engine_batches that the picture stands on: one more than the sequence of
+	// the engine's newest event batch; 0: none.
+	EngineBatches uint64 `protobuf:"varint,6,opt,name=engine_batches,json=engineBatches,proto3" json:"engine_batches,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Picture) Reset() {
@@ -898,9 +899,9 @@ func (x *Picture) GetAgeMs() uint32 {
 	return 0
 }
 
-func (x *Picture) GetEngineSequence() uint64 {
-	if x != nil && x.EngineSequence != nil {
-		return *x.EngineSequence
+func (x *Picture) GetEngineBatches() uint64 {
+	if x != nil {
+		return x.EngineBatches
 	}
 	return 0
 }
@@ -2059,15 +2060,14 @@ const file_pb_scheduler_proto_rawDesc = "" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x10\n" +
 	"\x03pod\x18\x03 \x01(\tR\x03pod\x12\x18\n" +
 	"\aaddress\x18\x04 \x01(\tR\aaddress\x12\x12\n" +
-	"\x04rank\x18\x05 \x01(\rR\x04rank\"\xd9\x01\n" +
+	"\x04rank\x18\x05 \x01(\rR\x04rank\"\xbe\x01\n" +
 	"\aPicture\x12+\n" +
 	"\x05trust\x18\x01 \x01(\x0e2\x15.kvscout.bus.v1.TrustR\x05trust\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x06R\x05epoch\x12\x1a\n" +
 	"\bsequence\x18\x04 \x01(\x04R\bsequence\x12\x15\n" +
-	"\x06age_ms\x18\x05 \x01(\rR\x05ageMs\x12,\n" +
-	"\x0fengine_sequence\x18\x06 \x01(\x04H\x00R\x0eengineSequence\x88\x01\x01B\x12\n" +
-	"\x10_engine_sequence\"f\n" +
+	"\x06age_ms\x18\x05 \x01(\rR\x05ageMs\x12%\n" +
+	"\x0eengine_batches\x18\x06 \x01(\x04R\rengineBatches\"f\n" +
 	"\fCachedTokens\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\x04R\x03gpu\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\x04R\x04host\x12\x12\n" +
@@ -2278,7 +2278,6 @@ func file_pb_scheduler_proto_init() {
 		(*MemberRef_Pod)(nil),
 		(*MemberRef_Address)(nil),
 	}
-	file_pb_scheduler_proto_msgTypes[8].OneofWrappers = []any{}
 	file_pb_scheduler_proto_msgTypes[17].OneofWrappers = []any{}
 	file_pb_scheduler_proto_msgTypes[20].OneofWrappers = []any{}
 	type x struct{}

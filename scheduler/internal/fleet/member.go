@@ -125,6 +125,7 @@ type Picture struct {
 	Trust           Trust
 	Reason          string // in a few words when Trust is not Exact
 	Epoch, Sequence uint64
+	EngineBatches   uint64    // event batches that the picture stands on
 	Held            [3]uint64 // blocks by lane
 }
 

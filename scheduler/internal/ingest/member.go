@@ -53,6 +53,7 @@ type member struct {
 	why             string
 	epoch, sequence uint64
 	held            protocol.Held
+	batches         uint64 // of the engine, in the picture
 
 	failures int
 	syncedAt time.Time
@@ -82,7 +83,7 @@ func newMember(name string, id fleet.ID, x *index.Index, rng *rand.Rand, c *coun
 
 // picture is what may be said about the member in answers.
 func (m *member) picture() fleet.Picture {
-	p := fleet.Picture{Trust: trustOf(m.trust), Reason: m.reason, Epoch: m.epoch, Sequence: m.sequence}
+	p := fleet.Picture{Trust: trustOf(m.trust), Reason: m.reason, Epoch: m.epoch, Sequence: m.sequence, EngineBatches: m.batches}
 	if m.synced {
 		for l := range p.Held {
 			p.Held[l] = m.held[l].Count
@@ -125,6 +126,7 @@ func (m *member) heartbeat(h *pb.Heartbeat, now time.Time) {
 		m.count.gaps.Add(1)
 		m.resync("deltas lost", now)
 	case sequence == m.sequence:
+		m.batches = h.GetEngineBatches()
 		held, err := protocol.ReadHeld(h.GetLanes())
 		m.prove(held, err, now)
 	}
@@ -163,7 +165,7 @@ func (m *member) begin(epoch uint64, now time.Time) {
 	m.abandon()
 	m.synced, m.unproved, m.short, m.why = true, false, false, ""
 	m.syncedAt = now
-	m.epoch, m.sequence, m.held = epoch, 0, protocol.Held{}
+	m.epoch, m.sequence, m.held, m.batches = epoch, 0, protocol.Held{}, 0
 	m.count.epochs.Add(1)
 }
 
@@ -182,7 +184,7 @@ func (m *member) apply(d *pb.Delta, now time.Time) {
 			}
 		}
 	}
-	m.sequence = d.GetHeader().GetSequence()
+	m.sequence, m.batches = d.GetHeader().GetSequence(), d.GetEngineBatches()
 	if len(d.GetLanes()) == 0 {
 		// A part of a change that was split: only the last one proves it.
 		m.unproved, m.why = true, "in the middle of a change"
@@ -377,7 +379,7 @@ func (m *member) install(last *pb.SnapshotChunk, now time.Time) {
 	}
 	m.abandon()
 	m.synced, m.syncedAt, m.why = true, now, ""
-	m.epoch, m.sequence, m.held = h.GetEpoch(), h.GetSequence(), s.held
+	m.epoch, m.sequence, m.held, m.batches = h.GetEpoch(), h.GetSequence(), s.held, last.GetEngineBatches()
 	m.trust, m.reason = last.GetTrust(), last.GetReason()
 	for _, c := range s.chunks {
 		for _, stored := range c.GetStored() {

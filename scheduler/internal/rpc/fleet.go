@@ -18,7 +18,7 @@ import (
 const (
 	// usualInterval and shortestInterval of Watch.
 	usualInterval    = time.Second
-	shortestInterval = 50 * time.Millisecond
+	shortestInterval = 100 * time.Millisecond
 )
 
 var (
@@ -129,7 +129,7 @@ func setMember(to *pb.Member, m *fleet.Member) {
 
 func setPicture(to *pb.Picture, m *fleet.Member, now time.Time) {
 	to.Trust, to.Reason = trustOf(m.Picture.Trust), m.Picture.Reason
-	to.Epoch, to.Sequence = m.Picture.Epoch, m.Picture.Sequence
+	to.Epoch, to.Sequence, to.EngineBatches = m.Picture.Epoch, m.Picture.Sequence, m.Picture.EngineBatches
 	to.AgeMs = milliseconds(now.Sub(m.Heard))
 }
 

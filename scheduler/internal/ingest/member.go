@@ -110,6 +110,7 @@ func (m *member) heartbeat(h *pb.Heartbeat, now time.Time) {
 	}
 	if epoch > m.epoch && sequence == 0 {
 		m.begin(epoch, now)
+		m.batches = h.GetEngineBatches()
 		return
 	}
 	if !m.synced {

@@ -89,6 +89,7 @@ type Publisher struct {
 	encoder   *encoder
 	epoch     uint64 // 0: nothing drained yet
 	sequence  uint64 // of the last delta of the epoch, sent or dropped
+	batches   uint64 // of the engine, that it stands on
 	beat      beat
 	connected bool // when last looked at
 	stats     Stats
@@ -242,15 +243,18 @@ func (p *Publisher) drainLocked() State {
 		p.epoch, p.sequence = st.Epoch, 0
 		// The new life is announced before its first delta, so that whoever
 		// listens can begin with the empty picture and need not ask.
-		empty := State{Epoch: st.Epoch, Trust: st.Trust, Reason: st.Reason, EngineBatches: st.EngineBatches}
+		empty := State{Epoch: st.Epoch, Trust: st.Trust, Reason: st.Reason}
 		if len(p.ops) > 0 && st.Trust == pb.Trust_TRUST_EXACT {
 			empty.Trust, empty.Reason = pb.Trust_TRUST_SYNCING, "new epoch"
 		}
+		p.batches = 0
 		p.heartbeatLocked(empty)
 	}
-	if len(p.ops) == 0 {
+	// Batches that changed nothing are told too: the picture stands on them.
+	if len(p.ops) == 0 && (!connected || st.EngineBatches == p.batches) {
 		return st
 	}
+	p.batches = st.EngineBatches
 	if !connected {
 		p.sequence++ // what nobody can hear must leave a gap
 		p.stats.Dropped++

@@ -2,12 +2,14 @@ package publish
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"sync/atomic"
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvscout/kvscout/agent/internal/mirror"
 	"github.com/kvscout/kvscout/protocol"
 )
 
@@ -96,13 +98,27 @@ func (p *Publisher) answer(ctx context.Context) {
 	}
 }
 
+// cut pairs the picture with the sequence that it stands at. The picture may
+// begin a new epoch at any moment, of which nothing is published yet; what is
+// published is what can be cut.
+func (p *Publisher) cut() ([]mirror.Op, State, uint64, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for range 3 {
+		p.drainLocked()
+		if ops, st := p.cfg.Picture.Snapshot(); st.Epoch == p.epoch && st.Epoch != 0 {
+			return ops, st, p.sequence, nil
+		}
+	}
+	return nil, State{}, 0, errors.New("no epoch lasts long enough to be cut")
+}
+
 // snapshot sends the picture at one sequence in chunks.
 func (p *Publisher) snapshot(ctx context.Context, reply string) error {
-	p.mu.Lock()
-	ops, st := p.cfg.Picture.Snapshot()
-	sequence := p.sequence
-	p.mu.Unlock()
-
+	ops, st, sequence, err := p.cut()
+	if err != nil {
+		return err
+	}
 	e := newEncoder(p.cfg.Member) // the publisher's own is in use meanwhile
 	for part := range e.parts(ops, st, p.limit()) {
 		if ctx.Err() != nil {

@@ -35,6 +35,7 @@ func openBus(cfg *Config) (*bus, error) {
 		nats.Name("kvscout-scheduler"),
 		nats.MaxReconnects(-1),
 		nats.ReconnectBufSize(-1),
+		nats.IgnoreAuthErrorAbort(), // credentials are mended while we run
 		nats.ReconnectWait(250 * time.Millisecond),
 		nats.PingInterval(10 * time.Second),
 		nats.ClosedHandler(func(*nats.Conn) { close(b.closed) }),

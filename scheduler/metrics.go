@@ -3,6 +3,7 @@ package scheduler
 import (
 	"context"
 	"strings"
+	"sync"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -20,6 +21,20 @@ type meters struct {
 	decisions metric.Int64Counter
 	duration  metric.Float64Histogram
 	reports   metric.Int64Counter
+
+	mu   sync.RWMutex // guards made
+	made map[labels]options
+}
+
+// labels of an answer. There are as many as methods, policies and two.
+type labels struct {
+	method, policy string
+	fallback       bool
+}
+
+type options struct {
+	count  []metric.AddOption
+	record []metric.RecordOption
 }
 
 // durations in seconds, from a cached lookup to an engine that renders.
@@ -30,6 +45,7 @@ var durations = []float64{
 func newMeters(s *Scheduler) (*meters, error) {
 	b := &builder{meter: s.telemetry.Meters.Meter(telemetry.Scope)}
 	m := &meters{
+		made:      make(map[labels]options),
 		decisions: b.counter(telemetry.SchedulerDecisions, "{decision}", "Answers to Pick and Score."),
 		duration:  b.histogram(telemetry.SchedulerDecisionDuration, "s", "Time from decoded request to answer.", durations),
 		reports:   b.counter(telemetry.SchedulerReports, "{report}", "Calls of Report."),
@@ -44,13 +60,9 @@ func newMeters(s *Scheduler) (*meters, error) {
 
 // decided counts an answer and writes it into the call's span.
 func (m *meters) decided(ctx context.Context, d rpc.Decided) {
-	set := attribute.NewSet(
-		attribute.String(telemetry.AttrMethod, d.Method),
-		attribute.String(telemetry.AttrPolicy, d.Policy),
-		attribute.Bool(telemetry.AttrFallback, d.Fallback != ""),
-	)
-	m.decisions.Add(ctx, 1, metric.WithAttributeSet(set))
-	m.duration.Record(ctx, d.Took.Seconds(), metric.WithAttributeSet(methodSets[d.Method]))
+	o := m.options(labels{method: d.Method, policy: d.Policy, fallback: d.Fallback != ""})
+	m.decisions.Add(ctx, 1, o.count...)
+	m.duration.Record(ctx, d.Took.Seconds(), o.record...)
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
 		span.SetAttributes(
 			attribute.String(telemetry.AttrDecision, d.Decision),
@@ -63,10 +75,25 @@ func (m *meters) decided(ctx context.Context, d rpc.Decided) {
 	}
 }
 
-// methodSets are made once: they are needed for every answer.
-var methodSets = map[string]attribute.Set{
-	"pick":  attribute.NewSet(attribute.String(telemetry.AttrMethod, "pick")),
-	"score": attribute.NewSet(attribute.String(telemetry.AttrMethod, "score")),
+// options returns the attributes of an answer, ready for the instruments. They
+// are made once: every answer needs them.
+func (m *meters) options(l labels) options {
+	m.mu.RLock()
+	o, ok := m.made[l]
+	m.mu.RUnlock()
+	if ok {
+		return o
+	}
+	method := attribute.String(telemetry.AttrMethod, l.method)
+	o = options{
+		count: []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(method,
+			attribute.String(telemetry.AttrPolicy, l.policy), attribute.Bool(telemetry.AttrFallback, l.fallback)))},
+		record: []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(method))},
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.made[l] = o
+	return o
 }
 
 func (m *meters) reported(o pb.Outcome) {

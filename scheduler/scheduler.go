@@ -184,6 +184,14 @@ func (s *Scheduler) Run(ctx context.Context) (err error) {
 	g.Go(func() error { return in.Run(ctx) })
 	g.Go(func() error { s.look(ctx, state); return nil })
 	g.Go(func() error {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-bus.closed:
+			return errors.New("the connection to NATS was closed for good")
+		}
+	})
+	g.Go(func() error {
 		// A stop that comes before the start is no failure.
 		if err := server.Serve(api); !errors.Is(err, grpc.ErrServerStopped) {
 			return err

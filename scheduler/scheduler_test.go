@@ -9,6 +9,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -244,6 +246,16 @@ func TestCompleteSystem(t *testing.T) {
 	}
 	if strings.Contains(page, `rpc_method="grpc.health`) {
 		t.Error("health checks are among the metrics")
+	}
+
+	names, err := os.ReadFile("../protocol/telemetry/names.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range regexp.MustCompile(`"kvscout\.scheduler\.[a-z_.]+"`).FindAllString(string(names), -1) {
+		if want := "# TYPE " + strings.ReplaceAll(strings.Trim(name, `"`), ".", "_"); !strings.Contains(page, want) {
+			t.Errorf("/metrics lacks %s", name)
+		}
 	}
 
 	stream, err := reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())

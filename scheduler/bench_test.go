@@ -1,0 +1,142 @@
+package scheduler
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/kvscout/kvscout/protocol/blockkey"
+	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/index"
+)
+
+const (
+	benchTokens  = 8192
+	benchMembers = 64
+)
+
+// BenchmarkPickRPC is a decision over loopback gRPC: 8,192 tokens, 64 members
+// that hold more and more of them. BenchmarkEmptyRPC, an empty answer to the
+// same bytes on a server without any of ours, is its measure.
+func BenchmarkPickRPC(b *testing.B) {
+	s, _ := start(b, Config{})
+	fill(b, s)
+	client := pb.NewSchedulerClient(dial(b, s))
+	requests(b, func(b *testing.B, r *pb.Request) {
+		req := &pb.PickRequest{Request: r}
+		var last *pb.PickResponse
+		for b.Loop() {
+			var err error
+			if last, err = client.Pick(context.Background(), req); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if last.GetRanking().GetFallback() != "" {
+			b.Fatal(last.GetRanking().GetFallback())
+		}
+	})
+}
+
+// BenchmarkPick is the same without the wire.
+func BenchmarkPick(b *testing.B) {
+	s, _ := start(b, Config{})
+	fill(b, s)
+	requests(b, func(b *testing.B, r *pb.Request) {
+		req := &pb.PickRequest{Request: r}
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := s.rpc.Pick(context.Background(), req); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+func BenchmarkEmptyRPC(b *testing.B) {
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxReceive))
+	pb.RegisterSchedulerServer(server, empty{})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); server.Serve(l) }()
+	defer func() { server.Stop(); <-done }()
+	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer conn.Close()
+	client := pb.NewSchedulerClient(conn)
+	requests(b, func(b *testing.B, r *pb.Request) {
+		req := &pb.PickRequest{Request: r}
+		for b.Loop() {
+			if _, err := client.Pick(context.Background(), req); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+type empty struct {
+	pb.UnimplementedSchedulerServer
+}
+
+func (empty) Pick(context.Context, *pb.PickRequest) (*pb.PickResponse, error) {
+	return &pb.PickResponse{}, nil
+}
+
+// requests runs a benchmark for each form of prompt and length of answer.
+func requests(b *testing.B, run func(*testing.B, *pb.Request)) {
+	ids := make([]uint32, benchTokens)
+	var le []byte
+	for i := range ids {
+		ids[i] = uint32(i*7919) % 150_000
+		le = binary.LittleEndian.AppendUint32(le, ids[i])
+	}
+	for _, top := range []uint32{1, 4, 0} {
+		name := fmt.Sprintf("top=%d", top)
+		if top == 0 {
+			name = "top=all"
+		}
+		b.Run("bytes/"+name, func(b *testing.B) {
+			run(b, &pb.Request{Model: "m", Top: top, Prompt: &pb.Request_TokenBytes{TokenBytes: le}})
+		})
+		b.Run("ids/"+name, func(b *testing.B) {
+			run(b, &pb.Request{Model: "m", Top: top, Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: ids}}})
+		})
+	}
+}
+
+// fill puts members into fleet and index, as ingest would.
+func fill(b *testing.B, s *Scheduler) {
+	ids := make([]uint32, benchTokens)
+	for i := range ids {
+		ids[i] = uint32(i*7919) % 150_000
+	}
+	root := blockkey.Scope{Model: "m", BlockSize: blockSize}.Root()
+	keys := blockkey.AppendTokens(nil, root, ids, blockSize, nil)
+	now := time.Now().Add(time.Hour) // nobody falls silent meanwhile
+	for n := range benchMembers {
+		name := fmt.Sprintf("ns_uid-%02d_0", n)
+		id, err := s.fleet.Join(name, now)
+		if err != nil {
+			b.Fatal(err)
+		}
+		s.fleet.Heard(id, fleet.Info{
+			Namespace: "ns", Pod: fmt.Sprintf("engine-%02d", n), PodUID: fmt.Sprintf("uid-%02d", n),
+			Address: fmt.Sprintf("10.0.0.%d:8000", n), Models: []string{"m"}, BlockSize: blockSize,
+		}, &fleet.Load{At: now, Running: n % 5, Waiting: 0, Totals: fleet.NoTotals()}, now)
+		s.fleet.SetPicture(id, fleet.Picture{Trust: fleet.Exact, Epoch: 1, Sequence: 1})
+		for lane := index.LaneGPU; lane <= index.LaneDisk; lane++ {
+			s.index.Store(index.Member(id), lane, root, 0, keys[:8*(n%benchMembers)])
+		}
+	}
+}

@@ -109,3 +109,25 @@ func (q Request) AppendTokens(dst []uint32) []uint32 {
 	}
 	return dst
 }
+
+// Ceiling is the share of the prompt tokens that one cache without bounds
+// could hit: leading ids seen before, and never the last token.
+func Ceiling(list []Request) float64 {
+	seen := make(map[uint32]bool)
+	hit, total := 0, 0
+	for _, q := range list {
+		n := 0
+		for n < len(q.IDs) && seen[q.IDs[n]] {
+			n++
+		}
+		hit += min(n*IDTokens, q.Input-1)
+		total += q.Input
+		for _, id := range q.IDs[n:] {
+			seen[id] = true
+		}
+	}
+	if total == 0 {
+		return 0
+	}
+	return float64(hit) / float64(total)
+}

@@ -71,3 +71,21 @@ func TestBadLinesAreNamed(t *testing.T) {
 		}
 	}
 }
+
+func TestCeilingCountsLeadingIDs(t *testing.T) {
+	list := []Request{
+		{Input: 1024, IDs: []uint32{0, 1}},
+		{Input: 1024, IDs: []uint32{0, 1}},    // all but the last token
+		{Input: 1536, IDs: []uint32{0, 2, 1}}, // the 1 stands behind a miss
+	}
+	if got, want := Ceiling(list), float64(1023+512)/(1024+1024+1536); got != want {
+		t.Errorf("%v, want %v", got, want)
+	}
+	all, err := Conversation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := Ceiling(all); math.Abs(got-.3236) > .001 {
+		t.Errorf("the conversation's ceiling is %.4f", got)
+	}
+}

@@ -19,6 +19,7 @@ type driver struct {
 	client *client
 	ask    pb.SchedulerClient
 	tally  tally
+	picks  stopwatch
 	next   atomic.Uint64
 }
 
@@ -98,18 +99,19 @@ func (d *driver) place(ctx context.Context, prompt []uint32) (placement, error) 
 		b = binary.LittleEndian.AppendUint32(b, t)
 	}
 	req := &pb.Request{Model: d.fleet.name, Prompt: &pb.Request_TokenBytes{TokenBytes: b}, Top: 1}
+	begin := time.Now()
 	if !d.fleet.inTurn {
 		resp, err := d.ask.Pick(ctx, &pb.PickRequest{Request: req})
 		if err != nil {
 			return placement{}, fmt.Errorf("pick: %w", err)
 		}
+		d.picks.add(time.Since(begin))
 		list := resp.GetRanking().GetCandidates()
 		if len(list) == 0 {
 			return placement{}, fmt.Errorf("pick: nobody to choose from")
 		}
 		return placement{address: list[0].GetMember().GetAddress(), predicted: cachedTokens(list[0]), decision: resp.GetDecision()}, nil
 	}
-	begin := time.Now()
 	address := d.fleet.engines[d.next.Add(1)%uint64(len(d.fleet.engines))].Addr()
 	req.Candidates = []*pb.MemberRef{{Ref: &pb.MemberRef_Address{Address: address}}}
 	resp, err := d.ask.Score(ctx, &pb.ScoreRequest{Request: req})

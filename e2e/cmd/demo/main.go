@@ -38,7 +38,12 @@ func main() {
 	flag.Uint64Var(&o.seed, "seed", 1, "seed of the arrival times within the trace's ticks")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, o, os.Stdout)
+	var err error
+	if flag.NArg() > 0 {
+		err = fmt.Errorf("unexpected argument %q", flag.Arg(0))
+	} else {
+		err = run(ctx, o, os.Stdout)
+	}
 	stop()
 	if errors.Is(err, context.Canceled) {
 		os.Exit(130)
@@ -51,9 +56,6 @@ func main() {
 
 func (o options) validate() error {
 	var errs []error
-	if flag.NArg() > 0 {
-		errs = append(errs, fmt.Errorf("unexpected argument %q", flag.Arg(0)))
-	}
 	if o.engines < 1 || o.engines > 64 {
 		errs = append(errs, fmt.Errorf("-engines %d is not between 1 and 64", o.engines))
 	}
@@ -68,4 +70,10 @@ func (o options) validate() error {
 // pace is how many seconds of the trace pass in a second.
 func (o options) pace() float64 {
 	return o.load * o.speedup * float64(o.engines) / 8
+}
+
+// grace is how long after the last request its answers may take: long enough
+// for the longest answer, and for a queue that is not hopeless.
+func (o options) grace() time.Duration {
+	return o.span/2 + time.Duration(float64(80*time.Second)/o.speedup)
 }

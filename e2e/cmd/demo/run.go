@@ -45,7 +45,7 @@ func run(ctx context.Context, o options, out *os.File) error {
 	if err := s.ready(ctx, ask); err != nil {
 		return err
 	}
-	intro(out, o, len(requests), time.Since(begin))
+	intro(out, o, requests, time.Since(begin))
 
 	var drivers []*driver
 	for _, f := range s.fleets {
@@ -57,7 +57,7 @@ func run(ctx context.Context, o options, out *os.File) error {
 	used := cpuTime()
 	var group sync.WaitGroup
 	for _, d := range drivers {
-		group.Go(func() { d.run(driving, requests, start, o.pace(), o.span/2) })
+		group.Go(func() { d.run(driving, requests, start, o.pace(), o.grace()) })
 	}
 	done := make(chan struct{})
 	go func() { group.Wait(); close(done) }()
@@ -73,7 +73,7 @@ func run(ctx context.Context, o options, out *os.File) error {
 	if err := context.Cause(s.ctx); err != nil {
 		return err
 	}
-	return conclude(out, o, s, drivers, took, cpuTime()-used)
+	return conclude(out, o, drivers, took, cpuTime()-used)
 }
 
 // requests are those of the trace that are due within the span.
@@ -91,10 +91,11 @@ func requests(o options) ([]trace.Request, error) {
 	return list[:n], nil
 }
 
-func intro(out *os.File, o options, n int, took time.Duration) {
+func intro(out *os.File, o options, list []trace.Request, took time.Duration) {
 	fmt.Fprintf(out, "Two fleets of %d engines, each with its agent, one scheduler; all exact after %.1f s.\n", o.engines, took.Seconds())
 	fmt.Fprintf(out, "Engines are fakes with vLLM's wire and a real block pool: Qwen3-32B on two H100, %g times its KV cache, steps %g times faster than real.\n", o.capacity, o.speedup)
-	fmt.Fprintf(out, "%d requests of the Mooncake conversation trace, %g times denser than recorded, at the same moments to both fleets.\n", n, o.load*float64(o.engines)/8)
+	fmt.Fprintf(out, "%d requests of the Mooncake conversation trace, %g times denser than recorded, at the same moments to both fleets.\n", len(list), o.load*float64(o.engines)/8)
+	fmt.Fprintf(out, "One cache without bounds for a whole fleet would hit %.1f %% of their prompt tokens: no choice of engines can hit more.\n", 100*trace.Ceiling(list))
 	fmt.Fprintf(out, "All times below are the engines' own: wall time x %g.\n\n", o.speedup)
 }
 
@@ -108,13 +109,21 @@ func show(out *os.File, o options, ask pb.SchedulerClient, drivers []*driver, st
 	}
 	ticks := time.NewTicker(every)
 	defer ticks.Stop()
+	trust := make(map[string]string) // by address, as last heard
 	for {
 		select {
 		case <-done:
 			return
 		case <-ticks.C:
 		}
-		p := look(o, ask, drivers, time.Since(start))
+		ctx, cancel := context.WithTimeout(context.Background(), every)
+		if resp, err := ask.Fleet(ctx, &pb.FleetRequest{}); err == nil {
+			for _, m := range resp.GetMembers() {
+				trust[m.GetMember().GetAddress()] = trustName(m.GetPicture().GetTrust())
+			}
+		}
+		cancel()
+		p := look(o, trust, drivers, time.Since(start))
 		if view != nil {
 			view.draw(p)
 		} else {
@@ -123,9 +132,9 @@ func show(out *os.File, o options, ask pb.SchedulerClient, drivers []*driver, st
 	}
 }
 
-// look takes the picture: load and cache from the engines, trust from the
-// scheduler.
-func look(o options, ask pb.SchedulerClient, drivers []*driver, at time.Duration) picture {
+// look takes the picture: load and cache from the engines, trust as the
+// scheduler says.
+func look(o options, trust map[string]string, drivers []*driver, at time.Duration) picture {
 	p := picture{
 		title: fmt.Sprintf("kvscout: %d engines in turn, %d by exact cached prefix, the same requests to both", o.engines, o.engines),
 		at:    at, of: o.span,
@@ -133,14 +142,6 @@ func look(o options, ask pb.SchedulerClient, drivers []*driver, at time.Duration
 	}
 	if at > o.span {
 		p.note = "all requests are sent; waiting for the last answers"
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
-	defer cancel()
-	trust := make(map[string]string)
-	if resp, err := ask.Fleet(ctx, &pb.FleetRequest{}); err == nil {
-		for _, m := range resp.GetMembers() {
-			trust[m.GetMember().GetAddress()] = trustName(m.GetPicture().GetTrust())
-		}
 	}
 	for _, d := range drivers {
 		s, q := d.tally.read()
@@ -161,7 +162,7 @@ func look(o options, ask pb.SchedulerClient, drivers []*driver, at time.Duration
 	return p
 }
 
-func conclude(out *os.File, o options, s *stage, drivers []*driver, took, cpu time.Duration) error {
+func conclude(out *os.File, o options, drivers []*driver, took, cpu time.Duration) error {
 	var list []outcome
 	var lag time.Duration
 	for _, d := range drivers {
@@ -180,7 +181,13 @@ func conclude(out *os.File, o options, s *stage, drivers []*driver, took, cpu ti
 	}
 	engines := float64(o.engines * len(drivers))
 	fmt.Fprintf(out, "\nTimes are wall x %g, from a request's due time to its first token; cached tokens are the engines' own counts.\n", o.speedup)
-	fmt.Fprintf(out, "Whole run %.0f s on %.1f cores' time a second; the engines lost %.1f %% of their time to a machine that was late.\n",
+	for _, d := range drivers {
+		if !d.fleet.inTurn {
+			q := d.picks.read()
+			fmt.Fprintf(out, "A pick over gRPC took %.1f ms of wall time at the median and %.1f ms at the 99th percentile.\n", q.p50.Seconds()*1000, q.p99.Seconds()*1000)
+		}
+	}
+	fmt.Fprintf(out, "Whole run %.0f s with %.1f cores busy; the engines lost %.1f %% of their time to a machine that was late.\n",
 		took.Seconds(), cpu.Seconds()/took.Seconds(), 100*lag.Seconds()/engines/took.Seconds())
 	if o.json {
 		return object(out, list)

@@ -11,7 +11,7 @@ import (
 type tally struct {
 	mu sync.Mutex // guards what follows
 	sum
-	ttft []time.Duration // wall time
+	ttft durations // wall time
 }
 
 // sum is the part of a tally that is plain numbers.
@@ -68,7 +68,7 @@ func (t *tally) cut(waited time.Duration, started bool) {
 	t.mu.Unlock()
 }
 
-// quantiles are of the time to first token.
+// quantiles of many durations.
 type quantiles struct {
 	p50, p90, p99 time.Duration
 }
@@ -76,17 +76,40 @@ type quantiles struct {
 // read returns the numbers as they are now.
 func (t *tally) read() (sum, quantiles) {
 	t.mu.Lock()
-	s := t.sum
-	sorted := slices.Clone(t.ttft)
-	t.mu.Unlock()
-	slices.Sort(sorted)
+	defer t.mu.Unlock()
+	return t.sum, t.ttft.quantiles()
+}
+
+// durations in no order.
+type durations []time.Duration
+
+func (d durations) quantiles() quantiles {
+	sorted := slices.Sorted(slices.Values(d))
 	at := func(q float64) time.Duration {
 		if len(sorted) == 0 {
 			return 0
 		}
 		return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 	}
-	return s, quantiles{at(.50), at(.90), at(.99)}
+	return quantiles{at(.50), at(.90), at(.99)}
+}
+
+// stopwatch collects how long something took.
+type stopwatch struct {
+	mu    sync.Mutex // guards what follows
+	times durations
+}
+
+func (w *stopwatch) add(d time.Duration) {
+	w.mu.Lock()
+	w.times = append(w.times, d)
+	w.mu.Unlock()
+}
+
+func (w *stopwatch) read() quantiles {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.times.quantiles()
 }
 
 func (s sum) hitRate() float64 { return share(s.cached, s.prompt) }

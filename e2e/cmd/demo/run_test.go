@@ -1,0 +1,76 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func runDemo(t *testing.T, ctx context.Context, o options) ([]byte, error) {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	err = run(ctx, o, f)
+	b, readErr := os.ReadFile(f.Name())
+	if readErr != nil {
+		t.Fatal(readErr)
+	}
+	return b, err
+}
+
+func TestDemoEndsWithOneObjectAndLeavesNothing(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	out, err := runDemo(t, context.Background(), options{
+		span: 2 * time.Second, json: true, engines: 2, speedup: 20, load: 2, capacity: 1, seed: 3,
+	})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	lines := bytes.Split(bytes.TrimSpace(out), []byte("\n"))
+	var got struct{ Fleets []outcome }
+	if err := json.Unmarshal(lines[len(lines)-1], &got); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if len(got.Fleets) != 2 || got.Fleets[0].Name != "round-robin" || got.Fleets[1].Name != "kvscout" {
+		t.Fatalf("%+v", got)
+	}
+	for _, f := range got.Fleets {
+		if f.Requests+f.Unfinished == 0 || f.Failed > 0 || f.TTFTp50 <= 0 || f.TTFTp99 < f.TTFTp90 {
+			t.Errorf("%+v", f)
+		}
+		if f.PromptTokens > 0 && float64(f.AbsErrorTokens) > .05*float64(f.PromptTokens) {
+			t.Errorf("predictions are far off: %+v", f)
+		}
+	}
+}
+
+func TestInterruptStopsEverything(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	begin := time.Now()
+	if _, err := runDemo(t, ctx, options{span: 30 * time.Second, engines: 2, speedup: 4, load: 2, capacity: 1}); err == nil {
+		t.Error("an interrupted demo ended well")
+	}
+	if took := time.Since(begin); took > 10*time.Second {
+		t.Errorf("stopped after %v", took)
+	}
+}
+
+func TestOptionsSayAllThatIsWrong(t *testing.T) {
+	if err := (options{span: time.Hour, engines: 8, speedup: 4, load: 2.5, capacity: 1}).validate(); err == nil {
+		t.Error("an hour is more than the trace has")
+	}
+	if err := (options{}).validate(); err == nil {
+		t.Error("nothing is no option")
+	}
+}

@@ -1,0 +1,190 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvscout/kvscout/e2e/recording"
+	"github.com/kvscout/kvscout/e2e/stage"
+	"github.com/kvscout/kvscout/protocol/pb"
+)
+
+// patience bounds every wait for the picture to catch up.
+const patience = 15 * time.Second
+
+// tally counts answers. Isolated = Exact + Over + Under + Blind.
+type tally struct{ Isolated, Exact, Over, Under, Blind int }
+
+func (t *tally) add(other tally) {
+	t.Isolated += other.Isolated
+	t.Exact += other.Exact
+	t.Over += other.Over
+	t.Under += other.Under
+	t.Blind += other.Blind
+}
+
+func (t *tally) String() string {
+	return fmt.Sprintf("isolated=%d exact=%d over=%d under=%d blind=%d", t.Isolated, t.Exact, t.Over, t.Under, t.Blind)
+}
+
+// player plays one recording to one agent and asks the scheduler.
+type player struct {
+	rec     *recording.Recording
+	engine  *engine
+	stage   *stage.Stage
+	members []string // member ids by rank
+	verbose bool
+
+	sent      []uint64 // by rank: one more than the newest sequence sent in this life; 0: none
+	lives     []uint64 // by rank: epoch of the life before the last restart
+	restarted bool
+}
+
+func (p *player) play(ctx context.Context) (tally, error) {
+	p.sent = make([]uint64, len(p.members))
+	p.lives = make([]uint64, len(p.members))
+	questions := map[int]recording.Question{}
+	for _, q := range p.rec.Questions() {
+		questions[q.Step] = q
+	}
+	var t tally
+	for i, s := range p.rec.Steps {
+		switch {
+		case s.Batch != nil:
+			if p.restarted {
+				p.engine.up() // who sends events lives
+			}
+			p.engine.publishers[s.Batch.Rank].PublishFrames(s.Batch.Topic, s.Batch.Sequence, s.Batch.Payload)
+			p.sent[s.Batch.Rank] = s.Batch.Sequence + 1
+		case s.Metrics != "":
+			p.engine.setMetrics(s.Metrics)
+		case s.Action != "":
+			if err := p.act(ctx, s.Action); err != nil {
+				return t, fmt.Errorf("step %d: %w", i, err)
+			}
+		case s.Result != "":
+			p.engine.up()
+		}
+		q, asked := questions[i]
+		if !asked {
+			continue
+		}
+		if q.Blind {
+			t.Isolated++
+			t.Blind++
+			continue
+		}
+		if err := p.settle(ctx); err != nil {
+			return t, fmt.Errorf("step %d: %w", i, err)
+		}
+		if err := p.ask(ctx, q, &t); err != nil {
+			return t, fmt.Errorf("step %d: %w", i, err)
+		}
+	}
+	return t, nil
+}
+
+// act repeats an action and waits until the agent can know of it.
+func (p *player) act(ctx context.Context, action string) error {
+	for rank, id := range p.members {
+		member, err := p.stage.Member(ctx, id)
+		if err != nil {
+			return err
+		}
+		p.lives[rank] = member.GetPicture().GetEpoch()
+	}
+	if p.engine.act(action) {
+		p.restarted = true
+		clear(p.sent)
+		return nil
+	}
+	want := p.engine.adapters()
+	return p.stage.Until(ctx, patience, p.members[0], "see the adapters change", func(m *pb.MemberState) bool {
+		if len(m.GetAdapters()) != len(want) {
+			return false
+		}
+		for _, name := range m.GetAdapters() {
+			if !want[name] {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// settle waits until the scheduler's picture stands on every batch sent.
+func (p *player) settle(ctx context.Context) error {
+	for rank, id := range p.members {
+		if p.sent[rank] == 0 {
+			continue
+		}
+		what := fmt.Sprintf("stand on batch %d", p.sent[rank]-1)
+		err := p.stage.Until(ctx, patience, id, what, func(m *pb.MemberState) bool {
+			picture := m.GetPicture()
+			known := picture.GetEngineBatches() == p.sent[rank]
+			settled := picture.GetTrust() == pb.Trust_TRUST_EXACT || picture.GetTrust() == pb.Trust_TRUST_APPROXIMATE ||
+				picture.GetTrust() == pb.Trust_TRUST_UNKNOWN
+			return known && settled && (!p.restarted || picture.GetEpoch() != p.lives[rank])
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *player) ask(ctx context.Context, q recording.Question, t *tally) error {
+	send := p.rec.Steps[q.Step].Send
+	request := &pb.Request{
+		Model:     p.rec.Meta.ServedName,
+		CacheSalt: send.Salt,
+		Prompt:    &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: send.Tokens}},
+	}
+	if send.Adapter != "" {
+		request.Model = send.Adapter
+	}
+	if q.Rank >= 0 {
+		request.Candidates = []*pb.MemberRef{{Ref: &pb.MemberRef_Member{Member: p.members[q.Rank]}}}
+	}
+	answer, err := p.stage.Client.Score(ctx, &pb.ScoreRequest{Request: request})
+	if err != nil {
+		return err
+	}
+	candidates := answer.GetRanking().GetCandidates()
+	if len(candidates) == 0 {
+		return errors.New("no candidate in the answer")
+	}
+	// Where nothing tells which rank served the request, the promise is the
+	// nearest that any rank made.
+	actual := q.Done.CachedTokens
+	predicted := held(candidates[0])
+	for _, c := range candidates[1:] {
+		if abs(held(c)-actual) < abs(predicted-actual) {
+			predicted = held(c)
+		}
+	}
+	t.Isolated++
+	switch {
+	case predicted == actual:
+		t.Exact++
+	case predicted > actual:
+		t.Over++
+	default:
+		t.Under++
+	}
+	if p.verbose && predicted != actual {
+		fmt.Printf("  t=%.3f request %d (%d tokens, salt %q, model %q): predicted %d, engine %d; %s\n",
+			p.rec.Steps[q.Step].At, send.Number, len(send.Tokens), send.Salt, send.Adapter, predicted, actual, candidates[0].GetPicture())
+	}
+	return nil
+}
+
+// held is the prefix that events promise, over all tiers.
+func held(c *pb.Candidate) int {
+	cached := c.GetCached()
+	return int(cached.GetGpu() + cached.GetHost() + cached.GetDisk())
+}
+
+func abs(x int) int { return max(x, -x) }

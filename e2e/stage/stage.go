@@ -1,0 +1,235 @@
+// Package stage sets up a whole kvscout in this process: a scheduler with its
+// own NATS server and agents beside given engines, on free ports, with real
+// sockets between them. Tests and tools play on it.
+package stage
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvscout/kvscout/agent"
+	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/scheduler"
+)
+
+const (
+	local = "127.0.0.1:0"
+	// beat and probe are short, so that what is waited for is soon known.
+	beat  = 50 * time.Millisecond
+	probe = 50 * time.Millisecond
+	// look is the time between two looks at the fleet while waiting.
+	look = 2 * time.Millisecond
+	// maxMessage admits prompts of two million tokens.
+	maxMessage = 32 << 20
+)
+
+// Options of a Stage.
+type Options struct {
+	Log *slog.Logger // nil: silent
+}
+
+// Stage is a running scheduler with what was started beside it.
+type Stage struct {
+	opt    Options
+	ctx    context.Context
+	cancel context.CancelFunc
+	group  sync.WaitGroup
+
+	// NATS is the URL of the embedded server.
+	NATS string
+
+	scheduler part
+	conn      *grpc.ClientConn
+	// Client of the scheduler.
+	Client pb.SchedulerClient
+
+	mu   sync.Mutex // guards errs
+	errs []error
+}
+
+// part is a piece that can be stopped alone.
+type part struct {
+	stop func()
+	done <-chan struct{}
+}
+
+// Stop ends the part and waits for its end.
+func (p part) Stop() {
+	p.stop()
+	<-p.done
+}
+
+// New starts a scheduler and waits until it serves.
+func New(ctx context.Context, opt Options) (*Stage, error) {
+	s := &Stage{opt: opt}
+	s.ctx, s.cancel = context.WithCancel(ctx)
+	if err := s.startScheduler(local); err != nil {
+		s.cancel()
+		return nil, errors.Join(err, s.wait())
+	}
+	return s, nil
+}
+
+func (s *Stage) startScheduler(natsAddress string) error {
+	sched, err := scheduler.New(scheduler.Config{
+		GRPCAddress: local, AdminAddress: local, NATSAddress: natsAddress,
+		StopWait: time.Second, Log: s.opt.Log,
+	})
+	if err != nil {
+		return err
+	}
+	s.scheduler = s.start(sched.Run)
+	select {
+	case <-sched.Started():
+	case <-s.scheduler.done:
+		return errors.Join(errors.New("the scheduler did not start"), s.err())
+	}
+	addrs := sched.Addrs()
+	s.NATS = "nats://" + addrs.NATS
+	s.conn, err = grpc.NewClient(addrs.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(maxMessage), grpc.MaxCallRecvMsgSize(maxMessage)))
+	if err != nil {
+		return err
+	}
+	s.Client = pb.NewSchedulerClient(s.conn)
+	return nil
+}
+
+// RestartScheduler stops the scheduler with its NATS server and starts another
+// one whose NATS server has the same address. Client is a new one afterwards.
+func (s *Stage) RestartScheduler() error {
+	_ = s.conn.Close()
+	s.scheduler.Stop()
+	return s.startScheduler(s.NATS[len("nats://"):])
+}
+
+// AgentOptions say beside which engine an agent stands.
+type AgentOptions struct {
+	Engine string // URL of its HTTP side
+	Pool   string
+	Pod    string // names the member
+	Ranks  int    // 0: 1
+	Events string // empty: what the engine says
+	Replay string
+}
+
+// Agent is a running agent.
+type Agent struct {
+	part
+	// Members are the member ids by rank.
+	Members []string
+}
+
+// Agent starts an agent beside an engine.
+func (s *Stage) Agent(opt AgentOptions) (*Agent, error) {
+	a, err := agent.New(agent.Config{
+		NATSURL: s.NATS, Engine: opt.Engine, Pool: opt.Pool, Pod: opt.Pod,
+		Events: opt.Events, Replay: opt.Replay,
+		Heartbeat: beat, Probe: probe, Log: s.opt.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	running := &Agent{part: s.start(a.Run)}
+	for rank := range max(opt.Ranks, 1) {
+		running.Members = append(running.Members, fmt.Sprintf("default_%s_%d", opt.Pod, rank))
+	}
+	return running, nil
+}
+
+// Go runs something until the stage closes.
+func (s *Stage) Go(run func(context.Context) error) { s.start(run) }
+
+func (s *Stage) start(run func(context.Context) error) part {
+	ctx, cancel := context.WithCancel(s.ctx)
+	done := make(chan struct{})
+	s.group.Add(1)
+	go func() {
+		defer s.group.Done()
+		defer close(done)
+		defer cancel()
+		if err := run(ctx); err != nil && ctx.Err() == nil {
+			s.mu.Lock()
+			s.errs = append(s.errs, err)
+			s.mu.Unlock()
+		}
+	}()
+	return part{stop: cancel, done: done}
+}
+
+func (s *Stage) err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return errors.Join(s.errs...)
+}
+
+// Close stops everything and gives what failed while it ran.
+func (s *Stage) Close() error {
+	if s.conn != nil {
+		_ = s.conn.Close()
+	}
+	s.cancel()
+	return s.wait()
+}
+
+func (s *Stage) wait() error {
+	s.group.Wait()
+	return s.err()
+}
+
+// Member gives the scheduler's view of a member, nil when it knows none.
+func (s *Stage) Member(ctx context.Context, id string) (*pb.MemberState, error) {
+	fleet, err := s.Client.Fleet(ctx, &pb.FleetRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range fleet.GetMembers() {
+		if m.GetMember().GetId() == id {
+			return m, nil
+		}
+	}
+	return nil, nil
+}
+
+// Until waits until the scheduler's view of a member fulfils a condition. The
+// condition is asked with nil while the member is unknown.
+func (s *Stage) Until(ctx context.Context, patience time.Duration, id, what string, holds func(*pb.MemberState) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	var last *pb.MemberState
+	for {
+		m, err := s.Member(ctx, id)
+		if err == nil && holds(m) {
+			return nil
+		}
+		if err != nil && status.Code(err) != codes.Unavailable && ctx.Err() == nil {
+			return err
+		}
+		last = cmp.Or(m, last)
+		select {
+		case <-ctx.Done():
+			return errors.Join(fmt.Errorf("member %s did not %s within %v; last seen %v", id, what, patience, last), s.err())
+		case <-time.After(look):
+		}
+	}
+}
+
+// Exact is the condition that the member's picture is proven.
+func Exact(m *pb.MemberState) bool {
+	return m.GetPicture().GetTrust() == pb.Trust_TRUST_EXACT
+}
+
+// Settled is the condition that the member is known and not syncing.
+func Settled(m *pb.MemberState) bool {
+	return m != nil && m.GetPicture().GetTrust() != pb.Trust_TRUST_SYNCING
+}

@@ -188,6 +188,7 @@ type Stats struct {
 	Doubtful  int    // blocks with unproven copies only
 	BlockSize int    // 0: not known yet
 	NoCredit  string // why nothing at all is published; empty: it is
+	Groups    int    // KV-cache groups; with several, depths are a lower bound
 
 	Stored         uint64 // copies announced
 	Removed        uint64 // copies removed
@@ -251,5 +252,6 @@ func (m *Mirror) Stats() Stats {
 	s.Doubtful = m.doubts
 	s.BlockSize = m.blockSize
 	s.NoCredit = m.noCredit
+	s.Groups = len(m.groups)
 	return s
 }

@@ -452,8 +452,14 @@ func TestReady(t *testing.T) {
 	until(t, "ready", st.in.Ready)
 
 	st = newStand(t, s, fleet.Config{})
-	newWireAgent(t, s, "ns_dead_0", 10)
-	st.in.started.Store(1)
+	dead := newWireAgent(t, s, "ns_dead_0", 10)
+	dead.lose()
+	dead.say()
+	until(t, "announced", func() bool { return st.member(dead.name) != nil })
+	if st.in.Ready() {
+		t.Error("does not wait")
+	}
+	st.in.started.Store(1) // long ago
 	if !st.in.Ready() {
 		t.Error("waits for ever")
 	}

@@ -243,6 +243,42 @@ func TestDeltasAreHeldWhileASnapshotIsAwaited(t *testing.T) {
 	r.equals(r.agent.now)
 }
 
+func TestHeldDeltasOfAnOlderLifeAreNoReasonToDoubt(t *testing.T) {
+	r := newRig(t, 1)
+	r.agent.delta()
+	r.heartbeat()
+	r.later(time.Second)
+	attempt := r.m.ask(r.now)
+	r.delta()
+	r.agent.restart(200)
+	r.agent.delta()
+	for _, c := range r.agent.chunks() {
+		r.m.chunk(attempt, c, 0, r.now)
+	}
+	r.want(fleet.Exact, false)
+	if n := r.count.resyncs.Load(); n != 0 {
+		t.Errorf("%d resyncs", n)
+	}
+}
+
+func TestIndexIsHeldAgainstThePicture(t *testing.T) {
+	r := newRig(t, 1)
+	r.heartbeat()
+	r.delta()
+	r.index.Store(index.Member(id), index.LaneGPU, 5, 0, []blockkey.Key{77})
+	r.heartbeat()
+	r.want(fleet.Syncing, true)
+	r.snapshot()
+	for i := range blocks { // as an index that is full would
+		_, keys := r.agent.chain(i)
+		r.index.Remove(index.Member(id), index.LaneDisk, 0, keys)
+	}
+	r.heartbeat()
+	if p := r.m.picture(); p.Trust != fleet.Approximate || !r.m.synced {
+		t.Errorf("%+v", p)
+	}
+}
+
 func TestBadSnapshotNeverTouchesTheIndex(t *testing.T) {
 	for name, spoil := range map[string]func([]*pb.SnapshotChunk) []*pb.SnapshotChunk{
 		"digest":   func(c []*pb.SnapshotChunk) []*pb.SnapshotChunk { c[len(c)-1].Lanes[0].Digest ^= 4; return c },
@@ -473,6 +509,9 @@ func TestBusThatLosesDoublesReordersAndDamages(t *testing.T) {
 			},
 			"look": func(*rapid.T) { look() },
 		})
+		if rapid.Bool().Draw(t, "last delta lost") {
+			r.agent.delta()
+		}
 		for range 20 { // the wire behaves
 			send(isHeartbeat, 0, r.agent.heartbeat())
 			for len(bus) > 0 {

@@ -149,7 +149,6 @@ type reader struct {
 	messages chan *nats.Msg
 	epoch    uint64
 	sequence uint64
-	begun    bool
 	parts    int // deltas without lanes
 	sets     [protocol.Lanes]map[uint64]bool
 	last     *pb.Heartbeat

@@ -155,6 +155,12 @@ func (s *Scheduler) Run(ctx context.Context) (err error) {
 		return fmt.Errorf("admin address: %w", err)
 	}
 	defer people.Close()
+	state, admin := health.NewServer(), s.admin()
+	server, err := s.server(state)
+	if err != nil {
+		return err
+	}
+	defer server.Stop()
 	bus, err := openBus(&s.cfg)
 	if err != nil {
 		return err
@@ -179,8 +185,6 @@ func (s *Scheduler) Run(ctx context.Context) (err error) {
 		"nats", s.natsName(), "embedded", s.addrs.NATS != "")
 
 	g, ctx := errgroup.WithContext(ctx)
-	state := health.NewServer()
-	server, admin := s.server(state), s.admin()
 	g.Go(func() error { return in.Run(ctx) })
 	g.Go(func() error { s.look(ctx, state); return nil })
 	g.Go(func() error {

@@ -1,14 +1,18 @@
 package scheduler
 
 import (
+	"fmt"
+	"runtime"
 	"time"
 
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc/filters"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/reflection"
 
 	"github.com/kvscout/kvscout/protocol/pb"
@@ -27,9 +31,21 @@ const (
 	pingMin = 10 * time.Second
 )
 
+// bufferExponents are the sizes of pooled message buffers, as powers of two.
+// gRPC's own pool goes from 32 KiB to 1 MiB in one step and clears the whole
+// buffer for each message, which is where prompts of more than 8,000 tokens are.
+var bufferExponents = []uint8{8, 12, 14, 15, 16, 17, 18, 19, 20, 22, 24}
+
 // server builds the gRPC server with all its services.
-func (s *Scheduler) server(state *health.Server) *grpc.Server {
+func (s *Scheduler) server(state *health.Server) (*grpc.Server, error) {
+	buffers, err := mem.NewBinaryTieredBufferPool(bufferExponents...)
+	if err != nil {
+		return nil, fmt.Errorf("message buffers: %w", err)
+	}
 	server := grpc.NewServer(
+		experimental.BufferPool(buffers),
+		// A goroutine that lives on has grown its stack before.
+		grpc.NumStreamWorkers(uint32(4*runtime.GOMAXPROCS(0))),
 		grpc.MaxRecvMsgSize(maxReceive),
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingMin, PermitWithoutStream: true}),
@@ -49,5 +65,5 @@ func (s *Scheduler) server(state *health.Server) *grpc.Server {
 	pb.RegisterSchedulerServer(server, s.rpc)
 	healthpb.RegisterHealthServer(server, state)
 	reflection.Register(server)
-	return server
+	return server, nil
 }

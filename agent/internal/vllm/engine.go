@@ -256,6 +256,31 @@ func onHost(endpoint, host string) string {
 	return "tcp://" + net.JoinHostPort(host, port)
 }
 
+// CheckEndpoint says what is wrong with an endpoint to connect to or to listen on.
+func CheckEndpoint(endpoint string, listen bool) error {
+	e, err := zmtp.ParseEndpoint(endpoint)
+	switch {
+	case err != nil:
+		return err
+	case e.Network == "tcp" && e.Port == 0:
+		return fmt.Errorf("endpoint %q has no port", endpoint)
+	case e.Host == "*" && !listen:
+		return fmt.Errorf("endpoint %q names no host to connect to", endpoint)
+	}
+	return nil
+}
+
+// ReplayBeside guesses a replay endpoint: on the given host, so many ports
+// above the events. Empty: the events have no port.
+func ReplayBeside(events, host string, above int) string {
+	e, err := zmtp.ParseEndpoint(events)
+	if err != nil || e.Network != "tcp" || e.Port+above > 65535 {
+		return ""
+	}
+	e.Host, e.Port = host, e.Port+above
+	return e.String()
+}
+
 // RankEndpoint gives the endpoint of a rank from that of rank 0: vLLM adds the
 // rank to the port.
 func RankEndpoint(endpoint string, rank int) (string, error) {

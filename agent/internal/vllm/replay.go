@@ -48,7 +48,7 @@ func reply(frames [][]byte) (sequence uint64, payload []byte, err error) {
 // ask requests a replay from the given sequence. Each request has a connection
 // of its own, so that late answers to an earlier one cannot be mixed in.
 func (t *Tail) ask(ctx context.Context, from uint64) (*feed, error) {
-	conn, err := zmtp.Dial(ctx, t.cfg.Replay, zmtp.Options{Type: zmtp.DEALER, MaxMessage: maxMessage, HandshakeTimeout: replaySilence})
+	conn, err := zmtp.Dial(ctx, t.at.Load().replay, zmtp.Options{Type: zmtp.DEALER, MaxMessage: maxMessage, HandshakeTimeout: replaySilence})
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +105,7 @@ func (t *Tail) replay(ctx context.Context, from uint64, silence time.Duration, t
 // why it is another engine; empty: it is the same. What comes behind that
 // batch is applied on the way.
 func (t *Tail) compare(ctx context.Context) (why string) {
-	if t.cfg.Replay == "" {
+	if t.at.Load().replay == "" {
 		return "connection lost, and without a replay socket a restart cannot be ruled out"
 	}
 	deadline := time.Now().Add(compareWithin)
@@ -157,7 +157,7 @@ func (t *Tail) due(sequence uint64, payload []byte) error {
 // is asked for again. The first message of a reply cannot get lost, so when
 // two replies in a row begin too late, the engine does not have the rest.
 func (t *Tail) catchUp(ctx context.Context, head uint64) error {
-	if t.cfg.Replay == "" {
+	if t.at.Load().replay == "" {
 		return errNoReplay
 	}
 	late := false // the reply before began too late

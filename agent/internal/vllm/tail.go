@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -73,6 +74,7 @@ type Tail struct {
 	cfg     TailConfig
 	opt     zmtp.Options
 	restart chan string
+	at      atomic.Pointer[address]
 
 	// Owned by the goroutine of Run.
 	dec      Decoder
@@ -91,6 +93,9 @@ type Tail struct {
 	mu    sync.Mutex // guards stats
 	stats TailStats
 }
+
+// address is where a stream is at present.
+type address struct{ events, replay string }
 
 // sumsKept is how many payload digests a Tail remembers.
 const sumsKept = 1024
@@ -121,7 +126,7 @@ func NewTail(cfg TailConfig) (*Tail, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Tail{
+	t := &Tail{
 		cfg: cfg,
 		opt: zmtp.Options{
 			Type: zmtp.SUB, Topics: [][]byte{[]byte(cfg.Topic)}, MaxMessage: maxMessage,
@@ -129,7 +134,15 @@ func NewTail(cfg TailConfig) (*Tail, error) {
 		},
 		restart: make(chan string, 1),
 		whole:   true,
-	}, nil
+	}
+	t.at.Store(&address{events: cfg.Endpoint, replay: cfg.Replay})
+	return t, nil
+}
+
+// Move makes the Tail go on elsewhere, with a new life.
+func (t *Tail) Move(endpoint, replay string) {
+	t.at.Store(&address{events: endpoint, replay: replay})
+	t.Restart("the engine publishes elsewhere")
 }
 
 // Restart makes the Tail forget the engine's present life and begin it again
@@ -198,7 +211,7 @@ func (t *Tail) connect(ctx context.Context, listener *zmtp.Listener) *zmtp.Conn 
 		}
 		if !logged {
 			logged = true
-			t.cfg.Log.Info("event stream is not there", "endpoint", t.cfg.Endpoint, "err", err)
+			t.cfg.Log.Info("event stream is not there", "endpoint", t.at.Load().events, "error", err)
 		}
 		sleep(ctx, pause)
 	}
@@ -207,7 +220,7 @@ func (t *Tail) connect(ctx context.Context, listener *zmtp.Listener) *zmtp.Conn 
 
 func (t *Tail) open(ctx context.Context, listener *zmtp.Listener) (*zmtp.Conn, error) {
 	if listener == nil {
-		return zmtp.Dial(ctx, t.cfg.Endpoint, t.opt)
+		return zmtp.Dial(ctx, t.at.Load().events, t.opt)
 	}
 	conn, err := listener.Accept(ctx)
 	if err != nil {
@@ -253,7 +266,7 @@ func (t *Tail) session(ctx context.Context, conn *zmtp.Conn) {
 		t.setState(Syncing, "connection to the engine's event stream lost")
 	}()
 	t.count(func(st *TailStats) { st.Connections++; st.Connected = true })
-	t.cfg.Log.Info("event stream connected", "endpoint", t.cfg.Endpoint)
+	t.cfg.Log.Info("event stream connected", "endpoint", t.at.Load().events)
 	// A replay ends with the connection: what it says is then about to be void.
 	replayCtx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -269,7 +282,7 @@ func (t *Tail) session(ctx context.Context, conn *zmtp.Conn) {
 	}
 	t.follow(replayCtx, s)
 	if ctx.Err() == nil {
-		t.cfg.Log.Warn("event stream ended", "endpoint", t.cfg.Endpoint, "err", s.live.err)
+		t.cfg.Log.Warn("event stream ended", "endpoint", t.at.Load().events, "error", s.live.err)
 	}
 }
 
@@ -362,13 +375,13 @@ func (t *Tail) fill(ctx context.Context, head uint64) {
 		t.count(func(st *TailStats) { st.Gaps++ })
 		t.cfg.Log.Warn("gap in the event stream", "from", t.want, "to", head-1)
 	}
-	if t.cfg.Replay != "" {
+	if t.at.Load().replay != "" {
 		t.setState(Syncing, fmt.Sprintf("replaying from batch %d", t.want))
 	}
 	if err := t.catchUp(ctx, head); ctx.Err() != nil {
 		return
 	} else if err != nil {
-		t.cfg.Log.Warn("replay gave up", "from", t.want, "err", err)
+		t.cfg.Log.Warn("replay gave up", "from", t.want, "error", err)
 	}
 	if t.want < head {
 		t.lose(head)
@@ -382,7 +395,7 @@ func (t *Tail) apply(sequence uint64, payload []byte, replayed bool) {
 	b, err := t.dec.Decode(payload)
 	if err != nil {
 		t.count(func(st *TailStats) { st.Undecodable++ })
-		t.cfg.Log.Warn("batch cannot be read", "err", fmt.Errorf("decode batch %d: %w", sequence, err))
+		t.cfg.Log.Warn("batch cannot be read", "error", fmt.Errorf("decode batch %d: %w", sequence, err))
 		t.lose(sequence + 1)
 		return
 	}

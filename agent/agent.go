@@ -1,0 +1,193 @@
+// Package agent is the sidecar of one engine as a library. It learns what the
+// engine is, follows the events of each of its data-parallel ranks, keeps the
+// mirror of each rank's cache, and publishes each as a member of the fleet.
+// Everything it knows it has from the engine; nothing is stored. What vLLM
+// says is read in room vllm, what its events add up to is kept in mirror, what
+// schedulers are told is sent by publish: here the three are put together.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvscout/kvscout/agent/internal/publish"
+	"github.com/kvscout/kvscout/agent/internal/vllm"
+	"github.com/kvscout/kvscout/protocol/telemetry"
+)
+
+// stopWait bounds what is left to do at the end.
+const stopWait = 3 * time.Second
+
+// Agent serves one engine process.
+type Agent struct {
+	cfg    Config
+	engine *vllm.Engine
+	watch  *watch
+	conn   atomic.Pointer[nats.Conn]
+	admin  atomic.Pointer[net.Addr]
+
+	mu     sync.Mutex // guards ranks
+	active map[*rank]*activity
+}
+
+// activity is what runs for one rank.
+type activity struct {
+	publisher *publish.Publisher
+	stop      context.CancelFunc
+}
+
+// New checks the configuration.
+func New(cfg Config) (*Agent, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	engine, err := vllm.NewEngine(vllm.EngineConfig{URL: cfg.Engine, Key: cfg.EngineAPIKey})
+	if err != nil {
+		return nil, err
+	}
+	a := &Agent{cfg: cfg, engine: engine, active: make(map[*rank]*activity)}
+	a.watch = &watch{cfg: &a.cfg, engine: engine, ranks: make(map[int]*rank)}
+	return a, nil
+}
+
+// Run serves until ctx ends, then takes leave of the schedulers. Neither NATS
+// nor the engine need be there; both may go and come back. It may be called
+// once.
+func (a *Agent) Run(ctx context.Context) (err error) {
+	defer a.engine.Close()
+	tel, err := telemetry.New(ctx, telemetry.Config{Service: "kvscout-agent", Version: a.cfg.Version})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopWait)
+		defer cancel()
+		if e := tel.Shutdown(ctx); e != nil {
+			a.cfg.Log.Warn("telemetry", "error", e)
+		}
+	}()
+	if err := a.meter(tel.Meters); err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	}
+	var listener net.Listener
+	if a.cfg.Listen != "" {
+		if listener, err = net.Listen("tcp", a.cfg.Listen); err != nil {
+			return fmt.Errorf("listen for probes: %w", err)
+		}
+		defer listener.Close()
+		addr := listener.Addr()
+		a.admin.Store(&addr)
+	}
+	conn, closed, err := openBus(&a.cfg)
+	if err != nil {
+		return err
+	}
+	a.conn.Store(conn)
+	defer func() {
+		conn.Close()
+		<-closed
+	}()
+
+	g, ctx := errgroup.WithContext(ctx)
+	a.watch.start = func(n int, id identity, source vllm.Source) (*rank, error) { return a.start(ctx, g, n, id, source) }
+	a.watch.retire = a.retire
+	g.Go(func() error { return a.watch.run(ctx) })
+	if listener != nil {
+		server := &http.Server{Handler: a.handler(tel.Handler()), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second}
+		g.Go(func() error {
+			if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+				return fmt.Errorf("serve probes: %w", err)
+			}
+			return nil
+		})
+		g.Go(func() error {
+			<-ctx.Done()
+			return server.Close()
+		})
+	}
+	return g.Wait()
+}
+
+// start follows one more rank.
+func (a *Agent) start(ctx context.Context, g *errgroup.Group, n int, id identity, source vllm.Source) (*rank, error) {
+	member, err := a.cfg.member(n)
+	if err != nil {
+		return nil, err
+	}
+	log := a.cfg.Log.With("rank", n)
+	r := newRank(n, member, id, log)
+	r.source = source
+	r.tail, err = vllm.NewTail(vllm.TailConfig{
+		Endpoint: source.Endpoint, Replay: source.Replay, Bind: a.cfg.EventsBind, Topic: source.Topic,
+		Sink: r, Log: log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	r.describe(a.watch.info(n), "")
+	p, err := publish.New(publish.Config{
+		Conn: a.conn.Load(), Pool: a.cfg.Pool, Member: member, Picture: r, HeartbeatEvery: a.cfg.Heartbeat, Log: log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	r.wake = p.Wake
+	ctx, stop := context.WithCancel(ctx)
+	a.mu.Lock()
+	a.active[r] = &activity{publisher: p, stop: stop}
+	a.mu.Unlock()
+	log.Info("following the engine", "member", member, "events", source.Endpoint, "replay", source.Replay, "model", id.model)
+	g.Go(func() error {
+		if err := r.tail.Run(ctx); err != nil {
+			return fmt.Errorf("rank %d: %w", n, err)
+		}
+		return nil
+	})
+	g.Go(func() error {
+		if err := p.Run(ctx); err != nil {
+			return fmt.Errorf("rank %d: %w", n, err)
+		}
+		return nil
+	})
+	return r, nil
+}
+
+// retire stops following a rank; its publisher takes leave.
+func (a *Agent) retire(r *rank) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if act := a.active[r]; act != nil {
+		act.stop()
+		delete(a.active, r)
+	}
+}
+
+// publisherStats are those of a rank's publisher.
+func (a *Agent) publisherStats(r *rank) publish.Stats {
+	a.mu.Lock()
+	act := a.active[r]
+	a.mu.Unlock()
+	if act == nil {
+		return publish.Stats{}
+	}
+	return act.publisher.Stats()
+}
+
+// AdminAddr is where /healthz, /readyz and /metrics are served; empty while
+// they are not.
+func (a *Agent) AdminAddr() string {
+	if addr := a.admin.Load(); addr != nil {
+		return (*addr).String()
+	}
+	return ""
+}

@@ -1,0 +1,153 @@
+// Command kvscout-agent runs the agent beside an engine. Every flag can also be
+// given as an environment variable; the flag wins.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strings"
+	"syscall"
+
+	"github.com/kvscout/kvscout/agent"
+)
+
+const intro = `kvscout-agent runs beside a vLLM engine, keeps an exact mirror of its KV cache and
+publishes it over NATS. For an engine on this machine it needs to know where
+NATS is, and nothing else:
+
+  vllm serve MODEL --kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq",
+      "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657"}'
+  kvscout-agent -nats nats://127.0.0.1:4222
+
+What the agent is, it asks the engine: model, block size, ranks, adapters, and
+since vLLM 0.31 where the events are. Without a replay endpoint every lost
+connection costs the whole picture.
+
+Each flag has an environment variable of the same name (-pod-uid:
+KVSCOUT_POD_UID). A flag wins over its variable, a variable over the default.
+Metrics go to OTEL_EXPORTER_OTLP_ENDPOINT when that is set.
+
+Exit status: 0 after SIGINT or SIGTERM, 1 on failure, 2 for wrong usage.
+
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], os.Getenv, os.Stderr))
+}
+
+func run(ctx context.Context, args []string, getenv func(string) string, stderr io.Writer) int {
+	cfg, err := parse(args, getenv, stderr)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return 0
+	case err != nil:
+		fmt.Fprintf(stderr, "kvscout-agent: %v\n", err)
+		return 2
+	}
+	a, err := agent.New(cfg)
+	if err == nil {
+		err = a.Run(ctx)
+	}
+	if err != nil {
+		cfg.Log.Error("agent ended", "error", err)
+		return 1
+	}
+	return 0
+}
+
+// parse makes a Config of flags and environment.
+func parse(args []string, getenv func(string) string, out io.Writer) (agent.Config, error) {
+	cfg := agent.Defaults()
+	cfg.Version = version()
+	cfg.Listen = "127.0.0.1:9478"
+	level, format, mode := slog.LevelInfo, "text", "connect"
+
+	fs := flag.NewFlagSet("kvscout-agent", flag.ContinueOnError)
+	fs.SetOutput(out)
+	fs.StringVar(&cfg.NATSURL, "nats", cfg.NATSURL, "`URL` of the NATS server, or several with commas between; required")
+	fs.StringVar(&cfg.NATSCredentials, "nats-credentials", cfg.NATSCredentials, "`file` with credentials for -nats")
+	fs.StringVar(&cfg.Pool, "pool", cfg.Pool, "`name` of the pool of engines, as given to the scheduler")
+	fs.StringVar(&cfg.Engine, "engine", cfg.Engine, "`URL` of the engine's HTTP server")
+	fs.StringVar(&cfg.EngineAPIKey, "engine-api-key", cfg.EngineAPIKey, "`key` of the engine's API; better given by the environment")
+	fs.StringVar(&cfg.Events, "events", cfg.Events, "`endpoint` of rank 0's KV events, like tcp://127.0.0.1:5557; empty: as the engine says, else port 5557 on its host")
+	fs.StringVar(&mode, "events-mode", mode, "`mode` of -events: connect to it, or bind it for engines that connect")
+	fs.StringVar(&cfg.Replay, "replay", cfg.Replay, "`endpoint` of rank 0's replay, or \"none\"; empty: as the engine says, else the events' port + 100")
+	fs.StringVar(&cfg.Topic, "topic", cfg.Topic, "`prefix` of the topics to subscribe to; empty: all")
+	fs.StringVar(&cfg.Model, "model", cfg.Model, "`name` that keys are made with; empty: the first model that the engine serves")
+	fs.IntVar(&cfg.BlockSize, "block-size", cfg.BlockSize, "`tokens` a block; 0: as the engine says")
+	fs.StringVar(&cfg.Namespace, "namespace", cfg.Namespace, "`name` of the pod's namespace")
+	fs.StringVar(&cfg.Pod, "pod", cfg.Pod, "`name` of the pod; empty: the host's name")
+	fs.StringVar(&cfg.PodUID, "pod-uid", cfg.PodUID, "`id` of the pod, unique in its namespace; empty: its name")
+	fs.StringVar(&cfg.PodIP, "pod-ip", cfg.PodIP, "`address` of the pod, for -address")
+	fs.StringVar(&cfg.Address, "address", cfg.Address, "`host:port` that requests are sent to; empty: the engine's port on -pod-ip, else -engine")
+	fs.StringVar(&cfg.Listen, "listen", cfg.Listen, "`host:port` for /healthz, /readyz and /metrics; empty: none")
+	fs.DurationVar(&cfg.Heartbeat, "heartbeat", cfg.Heartbeat, "`time` between two signs of life")
+	fs.DurationVar(&cfg.Probe, "probe", cfg.Probe, "`time` between two looks at the engine's metrics")
+	fs.TextVar(&level, "log-level", level, "`level`: debug, info, warn or error")
+	fs.StringVar(&format, "log-format", format, "`form` of the log: text or json")
+	show := fs.Bool("version", false, "print the version and end")
+	fs.Usage = func() {
+		fmt.Fprint(out, intro)
+		fs.PrintDefaults()
+	}
+
+	var errs []error
+	fs.VisitAll(func(f *flag.Flag) {
+		name := variable(f.Name)
+		if v := getenv(name); v != "" && f.Name != "version" {
+			if err := fs.Set(f.Name, v); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", name, err))
+			}
+		}
+	})
+	if err := errors.Join(errs...); err != nil {
+		return cfg, err
+	}
+	if err := fs.Parse(args); err != nil {
+		return cfg, err
+	}
+	if *show {
+		fmt.Fprintln(out, "kvscout-agent", cfg.Version)
+		return cfg, flag.ErrHelp
+	}
+	if fs.NArg() > 0 {
+		return cfg, fmt.Errorf("unexpected argument %q", fs.Arg(0))
+	}
+	switch mode {
+	case "connect", "bind":
+		cfg.EventsBind = mode == "bind"
+	default:
+		return cfg, fmt.Errorf("-events-mode: %q is neither connect nor bind", mode)
+	}
+	options := &slog.HandlerOptions{Level: level}
+	switch format {
+	case "text":
+		cfg.Log = slog.New(slog.NewTextHandler(out, options))
+	case "json":
+		cfg.Log = slog.New(slog.NewJSONHandler(out, options))
+	default:
+		return cfg, fmt.Errorf("-log-format: %q is neither text nor json", format)
+	}
+	return cfg, cfg.Validate()
+}
+
+// variable is the environment variable of a flag.
+func variable(flag string) string {
+	return "KVSCOUT_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return info.Main.Version
+	}
+	return "unknown"
+}

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestParse(t *testing.T) {
+	env := map[string]string{"KVSCOUT_POOL": "blue", "KVSCOUT_HEARTBEAT": "2s", "KVSCOUT_NATS": "nats://env:4222"}
+	var out bytes.Buffer
+	cfg, err := parse([]string{"-nats", "nats://flag:4222", "-events", "tcp://*:5557", "-events-mode", "bind"}, func(k string) string { return env[k] }, &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cfg.NATSURL != "nats://flag:4222" || cfg.Pool != "blue" || cfg.Heartbeat != 2*time.Second || !cfg.EventsBind || cfg.Engine != "http://127.0.0.1:8000" {
+		t.Errorf("%+v", cfg)
+	}
+}
+
+func TestWrongUsage(t *testing.T) {
+	none := func(string) string { return "" }
+	for _, args := range [][]string{
+		{}, {"-nats", "localhost"}, {"-nats", "nats://x", "more"}, {"-nats", "nats://x", "-events-mode", "guess"},
+		{"-nats", "nats://x", "-log-format", "xml"}, {"-nats", "nats://x", "-log-level", "loud"}, {"-nats", "nats://x", "-heartbeat", "1ns"}, {"-what"},
+	} {
+		var out bytes.Buffer
+		if code := run(t.Context(), args, none, &out); code != 2 || out.Len() == 0 {
+			t.Errorf("%q: status %d, %q", args, code, out.String())
+		}
+	}
+	var out bytes.Buffer
+	if code := run(t.Context(), []string{"-help"}, none, &out); code != 0 || !strings.Contains(out.String(), "-pod-uid id") {
+		t.Errorf("help: status %d\n%s", code, out.String())
+	}
+	if code := run(t.Context(), nil, func(k string) string {
+		return map[string]string{"KVSCOUT_NATS": "nats://x", "KVSCOUT_BLOCK_SIZE": "many"}[k]
+	}, &out); code != 2 {
+		t.Errorf("bad variable: status %d", code)
+	}
+}
+
+// TestStopsInGoodOrder with neither NATS nor an engine in sight.
+func TestStopsInGoodOrder(t *testing.T) {
+	ctx, stop := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer stop()
+	var out bytes.Buffer
+	args := []string{"-nats", "nats://127.0.0.1:1", "-engine", "http://127.0.0.1:1", "-listen", "127.0.0.1:0"}
+	if code := run(ctx, args, func(string) string { return "" }, &out); code != 0 {
+		t.Errorf("status %d\n%s", code, out.String())
+	}
+	if code := run(t.Context(), append(args, "-listen", "256.0.0.1:1"), func(string) string { return "" }, &out); code != 1 {
+		t.Errorf("status %d for an address that cannot be", code)
+	}
+}

@@ -1,0 +1,186 @@
+package agent
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/kvscout/kvscout/agent/internal/vllm"
+	"github.com/kvscout/kvscout/protocol"
+)
+
+// NoReplay as Config.Replay says that the engine has no replay socket.
+const NoReplay = "none"
+
+// Config of an agent. Every zero value stands for the default named; only
+// NATSURL has none.
+type Config struct {
+	// NATSURL of the server to publish to, or several with commas between.
+	NATSURL string
+	// NATSCredentials is a file with credentials for NATSURL; empty: none.
+	NATSCredentials string
+	// Pool of engines that a scheduler serves together; "default".
+	Pool string
+
+	// Engine is the URL of the engine's HTTP server; http://127.0.0.1:8000.
+	Engine string
+	// EngineAPIKey of the engine; empty: none.
+	EngineAPIKey string
+	// Events is where rank 0 publishes its events; other ranks add their number
+	// to the port. Empty: what the engine says (0.31 and later), else port 5557
+	// on the engine's host.
+	Events string
+	// EventsBind listens on Events, for engines that connect to a subscriber.
+	EventsBind bool
+	// Replay is where rank 0 replays its events; NoReplay: nowhere. Empty: what
+	// the engine says, else the port of Events + 100 on the engine's host.
+	Replay string
+	// Topic to subscribe to, a prefix; empty: everything.
+	Topic string
+	// Model is the identity of the block keys. Empty: the engine's first served
+	// name, as it should be unless two pools must agree on another one.
+	Model string
+	// BlockSize in tokens; 0: learned from the engine.
+	BlockSize int
+
+	// Namespace, Pod and PodUID name the member. "default"; the host's name,
+	// with the engine's port behind it if that is not 8000; like Pod.
+	Namespace, Pod, PodUID string
+	// Address that requests are sent to, host:port; the engine's, on PodIP if
+	// that is known.
+	Address string
+	PodIP   string
+
+	// Listen is the address of /healthz, /readyz and /metrics; empty: none.
+	Listen string
+	// Heartbeat is the time between two signs of life; 1 s.
+	Heartbeat time.Duration
+	// Probe is the time between two looks at the engine's metrics; 1 s.
+	Probe time.Duration
+	// Version of the program, for telemetry.
+	Version string
+	// Log; nil: nothing is logged.
+	Log *slog.Logger
+}
+
+const (
+	defaultEngine     = "http://127.0.0.1:8000"
+	defaultEventsPort = "5557"
+	replayOffset      = 100
+)
+
+// Defaults returns a Config with every default filled in that does not depend
+// on another value.
+func Defaults() Config {
+	return Config{Pool: "default", Engine: defaultEngine, Namespace: "default", Heartbeat: time.Second, Probe: time.Second}
+}
+
+func (c Config) withDefaults() Config {
+	d := Defaults()
+	c.Pool = cmp.Or(c.Pool, d.Pool)
+	c.Engine = cmp.Or(c.Engine, d.Engine)
+	c.Namespace = cmp.Or(c.Namespace, d.Namespace)
+	c.Heartbeat = cmp.Or(c.Heartbeat, d.Heartbeat)
+	c.Probe = cmp.Or(c.Probe, d.Probe)
+	port := ""
+	if u, err := url.Parse(c.Engine); err == nil {
+		port = u.Port()
+		if c.PodIP != "" {
+			c.Address = cmp.Or(c.Address, net.JoinHostPort(c.PodIP, cmp.Or(port, "80")))
+		}
+	}
+	if c.Pod == "" {
+		host, err := os.Hostname()
+		if err != nil || host == "" {
+			host = "localhost"
+		}
+		c.Pod = host
+		if port != "" && port != "8000" {
+			c.Pod += "-" + port
+		}
+	}
+	c.PodUID = cmp.Or(c.PodUID, c.Pod)
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// Validate names everything that is wrong, after the defaults.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	var errs []error
+	bad := func(key, format string, v ...any) {
+		errs = append(errs, fmt.Errorf("%s: %s", key, fmt.Sprintf(format, v...)))
+	}
+	if c.NATSURL == "" {
+		bad("NATSURL", "is missing; it looks like nats://host:4222")
+	}
+	for part := range strings.SplitSeq(c.NATSURL, ",") {
+		// The URL may hold a password: it is never quoted.
+		if u, err := url.Parse(strings.TrimSpace(part)); c.NATSURL != "" && (err != nil || u.Host == "" ||
+			u.Scheme != "nats" && u.Scheme != "tls" && u.Scheme != "ws" && u.Scheme != "wss") {
+			bad("NATSURL", "must look like nats://host:4222")
+		}
+	}
+	if _, err := protocol.NewSubjects(c.Pool); err != nil {
+		bad("Pool", "%v", err)
+	}
+	if _, err := vllm.NewEngine(vllm.EngineConfig{URL: c.Engine}); err != nil {
+		bad("Engine", "%v", err)
+	}
+	if c.Events == "" && c.EventsBind {
+		bad("Events", "must name the address to listen on when EventsBind is set")
+	}
+	for _, e := range []struct{ key, value string }{{"Events", c.Events}, {"Replay", c.Replay}} {
+		if e.value == "" || e.key == "Replay" && e.value == NoReplay {
+			continue
+		}
+		if err := vllm.CheckEndpoint(e.value, e.key == "Events" && c.EventsBind); err != nil {
+			bad(e.key, "%v", err)
+		}
+	}
+	if _, err := c.member(0); err != nil {
+		bad("Namespace, PodUID", "%v", err)
+	}
+	if c.Address != "" {
+		if host, port, err := net.SplitHostPort(c.Address); err != nil || host == "" || port == "" {
+			bad("Address", "%q is not host:port", c.Address)
+		}
+	}
+	if c.Listen != "" {
+		if _, _, err := net.SplitHostPort(c.Listen); err != nil {
+			bad("Listen", "%v", err)
+		}
+	}
+	if c.BlockSize < 0 || c.BlockSize > 1<<20 {
+		bad("BlockSize", "%d is not between 0 and %d", c.BlockSize, 1<<20)
+	}
+	if c.Heartbeat < 10*time.Millisecond || c.Heartbeat > time.Minute {
+		bad("Heartbeat", "%v is not between 10ms and 1m", c.Heartbeat)
+	}
+	if c.Probe < 10*time.Millisecond || c.Probe > time.Minute {
+		bad("Probe", "%v is not between 10ms and 1m", c.Probe)
+	}
+	return errors.Join(errs...)
+}
+
+// member is the name of a rank. What a subject does not allow becomes '-'.
+func (c Config) member(rank int) (string, error) {
+	clean := func(s string) string {
+		return strings.Map(func(r rune) rune {
+			switch {
+			case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9', r == '-':
+				return r
+			}
+			return '-'
+		}, s)
+	}
+	return protocol.Member{Namespace: clean(c.Namespace), PodUID: clean(c.PodUID), Rank: uint32(rank)}.Name()
+}

@@ -1,0 +1,313 @@
+package agent
+
+import (
+	"fmt"
+	"log/slog"
+	"math"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvscout/kvscout/agent/internal/mirror"
+	"github.com/kvscout/kvscout/agent/internal/publish"
+	"github.com/kvscout/kvscout/agent/internal/vllm"
+	"github.com/kvscout/kvscout/protocol/pb"
+)
+
+// loadLives is the age at which a load sample says nothing any more.
+const loadLives = 10 * time.Second
+
+// identity is what keys and capacity of a rank depend on. Another identity is
+// another life.
+type identity struct {
+	model     string
+	blockSize int // tokens as configured; 0: the mirror learns it
+	reported  int // tokens as the engine's metrics say; 0: not known
+	blocks    int // 0: not known
+}
+
+// differs says whether b contradicts a; what is not known contradicts nothing.
+func (a identity) differs(b identity) bool {
+	other := func(x, y int) bool { return x != 0 && y != 0 && x != y }
+	return a.model != b.model || other(a.reported, b.reported) || other(a.blocks, b.blocks)
+}
+
+// rank is one data-parallel rank: the mirror of its cache, the life it is in
+// and how far that can be believed. The tail writes, the publisher reads, the
+// watch adds what only metrics can tell.
+type rank struct {
+	number int
+	member string
+	log    *slog.Logger
+	tail   *vllm.Tail
+	wake   func()      // tells the publisher
+	source vllm.Source // owned by the watch
+
+	mu      sync.Mutex // guards all below
+	id      identity
+	mirror  *mirror.Mirror
+	epoch   uint64
+	trust   vllm.Trust // as the tail sees it
+	reason  string
+	batches uint64 // of this epoch applied: the newest sequence plus one
+	life    life
+	broken  string // why the engine sends no usable events; empty: it may
+	info    *pb.MemberInfo
+	load    *pb.Load
+	loadAt  time.Time
+}
+
+// life is what counts from one epoch's start.
+type life struct {
+	batches uint64
+	clears  uint64
+	doubt   string       // why blocks may be missing, apart from lost events
+	before  mirror.Stats // at its start: the mirror's counters go on
+	reset   resetWatch
+	silence silenceWatch
+}
+
+func newRank(number int, member string, id identity, log *slog.Logger) *rank {
+	r := &rank{number: number, member: member, log: log, id: id, wake: func() {}}
+	r.mirror = r.newMirror()
+	r.epoch = uint64(time.Now().UnixNano())
+	return r
+}
+
+func (r *rank) newMirror() *mirror.Mirror {
+	return mirror.New(mirror.Config{Model: r.id.model, BlockSize: r.id.blockSize, MaxBlocks: r.id.blocks})
+}
+
+// beginLocked starts an epoch with nothing in it.
+func (r *rank) beginLocked() {
+	r.mirror.Reset()
+	r.epoch = max(uint64(time.Now().UnixNano()), r.epoch+1)
+	r.batches = 0
+	r.life = life{before: r.mirror.Stats()}
+}
+
+// NewLife is called by the tail.
+func (r *rank) NewLife(reason string) {
+	r.mu.Lock()
+	r.beginLocked()
+	r.mu.Unlock()
+	r.log.Info("new epoch", "reason", reason)
+	r.wake()
+}
+
+// State is called by the tail.
+func (r *rank) State(t vllm.Trust, reason string) {
+	r.mu.Lock()
+	r.trust, r.reason = t, reason
+	r.mu.Unlock()
+	r.wake()
+}
+
+// Apply is called by the tail.
+func (r *rank) Apply(sequence uint64, b vllm.Batch) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range b.Events {
+		switch e := &b.Events[i]; e.Kind {
+		case vllm.Stored:
+			r.mirror.Store(storeOf(&e.Store))
+		case vllm.Removed:
+			r.mirror.Remove(mirror.Remove{
+				Tier: mirror.Tier(e.Remove.Tier), Group: e.Remove.Group, HasGroup: e.Remove.HasGroup, Hashes: e.Remove.Hashes,
+			})
+		case vllm.Cleared:
+			r.mirror.Clear(mirror.GPU)
+			r.life.clears++
+			r.life.doubt = ""
+		}
+	}
+	r.batches = sequence + 1
+	r.life.batches++
+	if r.mirror.Overflown() {
+		// More copies than the engine has blocks: the counts have drifted, and
+		// only what is announced from here on is sure.
+		r.log.Warn("mirror holds more than the engine can, forgetting it", "blocks", r.id.blocks)
+		r.beginLocked()
+		r.batches, r.life.batches = sequence+1, 1
+		r.life.doubt = "more blocks were announced than the engine has"
+	}
+	r.wake()
+}
+
+// storeOf hands an event over field by field: both rooms name the same things.
+func storeOf(s *vllm.Store) mirror.Store {
+	return mirror.Store{
+		Tier: mirror.Tier(s.Tier), Group: s.Group, Kind: mirror.GroupKind(s.Kind), Window: s.Window,
+		Hashes: s.Hashes, Parent: s.Parent, HasParent: s.HasParent, Tokens: s.Tokens, BlockSize: s.BlockSize,
+		Adapter: s.Adapter, Salt: s.Salt, Refs: s.Refs,
+		Withhold: s.Withhold, HidesExtras: s.HidesExtras, Physical: s.Physical,
+	}
+}
+
+// become takes over what the engine is. Another identity ends the present life:
+// the tail replays what there is of the next.
+func (r *rank) become(id identity) {
+	r.mu.Lock()
+	if !r.id.differs(id) {
+		if id.blocks != 0 && id.blocks != r.id.blocks {
+			r.mirror.SetMaxBlocks(id.blocks)
+			r.id.blocks = id.blocks
+		}
+		if r.id.reported == 0 {
+			r.id.reported = id.reported
+		}
+		r.mu.Unlock()
+		return
+	}
+	reason := fmt.Sprintf("the engine became another: %+v, was %+v", id, r.id)
+	r.id = id
+	r.mirror = r.newMirror()
+	r.beginLocked()
+	r.trust, r.reason = vllm.Syncing, "the engine became another"
+	r.mu.Unlock()
+	r.tail.Restart(reason)
+	r.wake()
+}
+
+// purge forgets the blocks of an adapter.
+func (r *rank) purge(adapter string) {
+	r.mu.Lock()
+	r.mirror.PurgeAdapter(adapter)
+	r.mu.Unlock()
+	r.wake()
+}
+
+// Drain is called by the publisher.
+func (r *rank) Drain(ops []mirror.Op) ([]mirror.Op, publish.State) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ops = r.mirror.Drain(ops)
+	return ops, r.stateLocked()
+}
+
+// Snapshot is called by the publisher.
+func (r *rank) Snapshot() ([]mirror.Op, publish.State) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var ops []mirror.Op
+	r.mirror.Snapshot(func(op mirror.Op) bool {
+		ops = append(ops, op)
+		return true
+	})
+	return ops, r.stateLocked()
+}
+
+func (r *rank) stateLocked() publish.State {
+	st := publish.State{Epoch: r.epoch, EngineBatches: r.batches}
+	st.Trust, st.Reason = r.trustLocked()
+	for l := range st.Lanes {
+		st.Lanes[l].Count = uint64(r.mirror.Count(mirror.Lane(l)))
+		st.Lanes[l].Digest = r.mirror.Digest(mirror.Lane(l))
+	}
+	return st
+}
+
+// trustLocked weighs everything that speaks against the picture.
+func (r *rank) trustLocked() (pb.Trust, string) {
+	st := r.mirror.Stats()
+	held := r.mirror.Count(mirror.LaneDisk)
+	switch {
+	case r.broken != "":
+		return pb.Trust_TRUST_UNKNOWN, r.broken
+	case st.NoCredit != "":
+		return pb.Trust_TRUST_UNKNOWN, st.NoCredit
+	case r.trust == vllm.Syncing:
+		return pb.Trust_TRUST_SYNCING, r.reason
+	case r.blockSizeLocked() == 0:
+		return pb.Trust_TRUST_SYNCING, "the block size is not known yet"
+	case r.trust == vllm.Approximate:
+		return pb.Trust_TRUST_APPROXIMATE, r.reason
+	case r.life.doubt != "":
+		return pb.Trust_TRUST_APPROXIMATE, r.life.doubt
+	case st.Dropped > r.life.before.Dropped:
+		return pb.Trust_TRUST_APPROXIMATE, "the mirror is full: blocks are missing"
+	case st.Refused > r.life.before.Refused:
+		return pb.Trust_TRUST_APPROXIMATE, "events of another block size or form: blocks are missing"
+	case st.Groups > 1:
+		return pb.Trust_TRUST_APPROXIMATE, "several KV-cache groups: depths are a lower bound"
+	case st.Withheld > 0:
+		return pb.Trust_TRUST_APPROXIMATE, fmt.Sprintf("%d blocks withheld: their content is not certain", st.Withheld)
+	case st.Waiting > 16+held/16:
+		return pb.Trust_TRUST_APPROXIMATE, fmt.Sprintf("%d blocks whose prefix was never announced", st.Waiting)
+	}
+	return pb.Trust_TRUST_EXACT, ""
+}
+
+// describe replaces what the member is; info is not written to afterwards.
+func (r *rank) describe(info *pb.MemberInfo, broken string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.broken != broken {
+		r.log.Info("events", "usable", broken == "", "reason", broken)
+	}
+	info.BlockSize = uint32(r.blockSizeLocked())
+	info.Blocks = uint64(r.id.blocks)
+	r.info, r.broken = info, broken
+}
+
+// blockSizeLocked is the size that the keys have: what the events say, before
+// the first of them what metrics say.
+func (r *rank) blockSizeLocked() int {
+	if n := r.mirror.Stats().BlockSize; n > 0 {
+		return n
+	}
+	return r.id.reported
+}
+
+// Heartbeat is called by the publisher.
+func (r *rank) Heartbeat() (*pb.MemberInfo, *pb.Load) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	info := r.info
+	if size := uint32(r.blockSizeLocked()); info != nil && info.BlockSize != size {
+		info = proto.Clone(info).(*pb.MemberInfo)
+		info.BlockSize = size
+		r.info = info
+	}
+	if r.load == nil {
+		return info, nil
+	}
+	age := time.Since(r.loadAt)
+	if age > loadLives {
+		return info, nil
+	}
+	load := proto.Clone(r.load).(*pb.Load)
+	load.AgeMs = uint32(age.Milliseconds())
+	return info, load
+}
+
+// sample replaces the load; nil: not known any more.
+func (r *rank) sample(l *vllm.Load, at time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.load, r.loadAt = nil, at
+	if l != nil {
+		r.load = loadOf(l)
+	}
+}
+
+func loadOf(l *vllm.Load) *pb.Load {
+	return &pb.Load{
+		Running: whole(l.Running), Waiting: whole(l.Waiting), KvUsage: l.KVUsage,
+		PromptTokens: l.PromptTokens, CachedTokens: l.CachedTokens, GenerationTokens: l.GenerationTokens,
+		PrefillSeconds: l.PrefillSeconds, PrefillComputedTokens: l.PrefillComputedTokens, PrefillRequests: l.PrefillRequests,
+		InterTokenSeconds: l.InterTokenSeconds, InterTokenCount: l.InterTokenCount,
+		QueueSeconds: l.QueueSeconds, QueueRequests: l.QueueRequests,
+		RunningAdapters: l.RunningAdapters, Sleeping: l.Sleeping,
+	}
+}
+
+// whole makes a count of a gauge.
+func whole(v *float64) *uint32 {
+	if v == nil {
+		return nil
+	}
+	n := uint32(min(*v, math.MaxUint32))
+	return &n
+}

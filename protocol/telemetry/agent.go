@@ -1,0 +1,34 @@
+package telemetry
+
+// Attributes of the agent's metrics.
+const (
+	// AttrRank: the data-parallel rank.
+	AttrRank = "kvscout.rank"
+	// AttrLane: gpu, host, disk.
+	AttrLane = "kvscout.lane"
+)
+
+// Metrics of the agent, all by rank but the probes.
+const (
+	// AgentTrust is 1 for the trust that a rank's picture deserves (trust).
+	AgentTrust = "kvscout.agent.trust"
+	// AgentBlocks are held (lane).
+	AgentBlocks = "kvscout.agent.blocks"
+	// AgentEngineBatches is one more than the sequence of the engine's newest
+	// applied batch; 0: none.
+	AgentEngineBatches = "kvscout.agent.engine_batches"
+	// AgentConnected is 1 while the engine's event stream is connected.
+	AgentConnected = "kvscout.agent.connected"
+	// AgentTailEvents counts what happened to the engine's stream (event).
+	AgentTailEvents = "kvscout.agent.tail.events"
+	// AgentSkipped counts what was passed over in events, or withheld (event).
+	AgentSkipped = "kvscout.agent.skipped"
+	// AgentMirrorNodes are hashes that the mirror remembers (event).
+	AgentMirrorNodes = "kvscout.agent.mirror.nodes"
+	// AgentMirrorEvents counts what happened in the mirror (event).
+	AgentMirrorEvents = "kvscout.agent.mirror.events"
+	// AgentPublishEvents counts what went over NATS (event).
+	AgentPublishEvents = "kvscout.agent.publish.events"
+	// AgentProbes counts looks at the engine's HTTP server (outcome).
+	AgentProbes = "kvscout.agent.probes"
+)

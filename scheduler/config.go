@@ -9,6 +9,8 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"github.com/kvscout/kvscout/scheduler/internal/policy"
 )
 
 // Config of a scheduler. Every zero value stands for the default named.
@@ -104,6 +106,9 @@ func (c Config) Validate() error {
 				bad("NATSURL", "must look like nats://host:4222")
 			}
 		}
+	}
+	if _, err := policy.Named(c.Policy); err != nil {
+		bad("Policy", "%v", err)
 	}
 	if c.NATSCredentials != "" && c.NATSURL == "" {
 		bad("NATSCredentials", "are for a server named by NATSURL")

@@ -78,7 +78,7 @@ func New(cfg Config) (*Scheduler, error) {
 	}
 	var err error
 	if s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Policy: cfg.Policy, Seed: rand.Uint64()}); err != nil {
-		return nil, fmt.Errorf("configuration: Policy: %w", err)
+		return nil, err
 	}
 	s.intake = intake.New(intake.Config{
 		Engines:    s.engines,

@@ -68,6 +68,7 @@ func TestWrongUsage(t *testing.T) {
 		"huge size":     {[]string{"-index-memory", "9999999999GiB"}, env(), "1GiB"},
 		"no size":       {[]string{"-index-memory", ""}, env(), "1GiB"},
 		"log format":    {[]string{"-log-format", "xml"}, env(), "xml"},
+		"policy":        {[]string{"-policy", "nope"}, env(), "nope"},
 		"log level":     {[]string{"-log-level", "loud"}, env(), "log-level"},
 		"configuration": {[]string{"-pool", "a.b", "-grpc-address", "x"}, env(), "GRPCAddress"},
 	} {

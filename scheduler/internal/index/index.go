@@ -86,6 +86,9 @@ type Index struct {
 	alone   [1]uint64 // groups' answer for a run with one group
 	next    []uint64  // groups that move builds
 	touched uint64    // keeps touches of memory alive
+	spots   [batch]spot
+	keys    [batch]uint64
+	cells   [batch]uint32
 }
 
 // New returns an empty index.
@@ -194,15 +197,28 @@ func (x *Index) holder(m Member, l Lane) *holder {
 // behind is the place behind the block parent, if it lies in the run that h
 // changed last.
 func (x *Index) behind(h *holder, parent blockkey.Key, position uint32) (n, offset uint32, ok bool) {
-	if h.last == 0 || position == 0 {
+	r := x.recent(h)
+	if r == nil || position == 0 {
 		return 0, 0, false
 	}
-	r := x.run(h.last)
 	offset = position - r.start
 	if offset-1 >= r.length || x.key(r, offset-1) != uint64(parent) {
 		return 0, 0, false
 	}
 	return h.last, offset, true
+}
+
+// recent is the run that h changed last, or nil. It may have died since, and
+// its number may belong to another run: what is in it must be compared.
+func (x *Index) recent(h *holder) *run {
+	if h.last == 0 {
+		return nil
+	}
+	c := x.runs.chunk(h.last)
+	if c == nil {
+		return nil
+	}
+	return &c[h.last&(1<<runsBits-1)]
 }
 
 // Remove says that m no longer holds keys, consecutive blocks of one chain
@@ -216,11 +232,9 @@ func (x *Index) Remove(m Member, l Lane, position uint32, keys []blockkey.Key) {
 		return
 	}
 	for len(keys) > 0 {
-		n := h.last
-		var r *run
-		var offset uint32
-		if n != 0 {
-			r = x.run(n)
+		n, offset := h.last, uint32(0)
+		r := x.recent(h)
+		if r != nil {
 			offset = position - r.start
 		}
 		if r == nil || offset >= r.length || x.key(r, offset) != uint64(keys[0]) {

@@ -83,9 +83,13 @@ func (x *Index) extend(n uint32, r *run, keys []blockkey.Key) int {
 	var p uint32
 	for i, k := range keys {
 		if i%batch == 0 {
-			for _, k := range keys[i:min(i+batch, len(keys))] {
-				x.touched ^= x.table.touch(uint64(k))
+			touched := uint64(0)
+			for j, k := range keys[i:min(i+batch, len(keys))] {
+				at, tags := x.table.look(uint64(k))
+				x.spots[j] = at
+				touched ^= tags
 			}
+			x.touched = touched
 		}
 		offset := r.length
 		if page == nil || offset%pageKeys == 0 {
@@ -97,7 +101,7 @@ func (x *Index) extend(n uint32, r *run, keys []blockkey.Key) int {
 			page = &x.pages.chunk(p).keys[p&(1<<pagesBits-1)]
 		}
 		page[offset%pageKeys] = uint64(k)
-		if _, there := x.table.insert(uint64(k), p<<pageBits|offset%pageKeys); there {
+		if _, there := x.table.insert(uint64(k), x.spots[i%batch], p<<pageBits|offset%pageKeys); there {
 			if offset%pageKeys == 0 {
 				x.pages.free(p) // no cell leads to it
 			}
@@ -171,21 +175,21 @@ func (x *Index) cut(n uint32, r *run) {
 	if length >= r.length {
 		return
 	}
-	var keys [batch]uint64
-	var cells [batch]uint32
 	for at := r.length; at > length; {
 		count := min(batch, at-length)
+		at -= count
+		touched := uint64(0)
 		for i := range count {
-			at--
-			p := x.page(r, at>>pageBits)
-			keys[i] = x.pages.chunk(p).keys[p&(1<<pagesBits-1)][at%pageKeys]
-			cells[i] = p<<pageBits | at%pageKeys
-			if count > 1 {
-				x.touched ^= x.table.touch(keys[i])
-			}
+			offset := at + i
+			p := x.page(r, offset>>pageBits)
+			k := x.pages.chunk(p).keys[p&(1<<pagesBits-1)][offset%pageKeys]
+			spot, tags := x.table.look(k)
+			x.spots[i], x.keys[i], x.cells[i] = spot, k, p<<pageBits|offset%pageKeys
+			touched ^= tags
 		}
+		x.touched = touched
 		for i := range count {
-			x.table.remove(keys[i], cells[i])
+			x.table.remove(x.keys[i], x.spots[i], x.cells[i])
 		}
 	}
 	for k := (length + pageKeys - 1) >> pageBits; k < (r.length+pageKeys-1)>>pageBits; k++ {

@@ -25,14 +25,14 @@ type table struct {
 }
 
 const (
-	segmentBits = 10
+	segmentBits = 8
 	segments    = 1 << segmentBits
 	lineCells   = 12
 	lineBytes   = 64
 	// A segment grows by growthFactor when more than maxLoad of its cells
 	// are used, and is cut when less than minLoad are.
-	maxLoad      = 0.88
-	minLoad      = 0.45
+	maxLoad      = 0.9
+	minLoad      = 0.35
 	growthFactor = 1.2
 )
 
@@ -41,6 +41,7 @@ type segment struct {
 	used  int // guarded by Index.mu, like limit and floor
 	limit int
 	floor int
+	old   bool // replaced
 }
 
 // line is one cache line. tags holds a byte for each cell, 0 if it is free;
@@ -68,7 +69,10 @@ func newTable(p *slab[pages]) *table {
 }
 
 func (t *table) newSegment(number uint32, lines int) *segment {
-	s := &segment{lines: make([]line, lines)}
+	// What the allocator rounds up to is used.
+	s := &segment{lines: append([]line(nil), make([]line, lines)...)}
+	s.lines = s.lines[:cap(s.lines)]
+	lines = len(s.lines)
 	s.limit = int(maxLoad * lineCells * float64(lines))
 	if lines > 1 {
 		s.floor = int(minLoad * lineCells * float64(lines))
@@ -107,13 +111,6 @@ func zeros(w uint64) uint64 {
 	return ^((w&^highs + ^uint64(highs)) | w | ^uint64(highs))
 }
 
-// touch brings a key's home line into the cache.
-func (t *table) touch(key uint64) uint64 {
-	number, home, _ := place(key)
-	s := t.segments[number].Load()
-	return atomic.LoadUint64(&s.lines[s.lineOf(home)].tags[0])
-}
-
 // find is the cell of key. Readers may call it.
 func (t *table) find(key uint64) (cell uint32, ok bool) {
 	number, home, tag := place(key)
@@ -141,14 +138,35 @@ func (t *table) find(key uint64) (cell uint32, ok bool) {
 	}
 }
 
-// insert puts key into cell unless it is there; then it returns its cell.
-func (t *table) insert(key uint64, cell uint32) (at uint32, there bool) {
+// spot is where a key belongs in the segment that was there when it was
+// looked up.
+type spot struct {
+	segment *segment
+	line    uint32
+	number  uint16
+	tag     uint8
+}
+
+// look finds a key's spot and brings its home line into the cache.
+func (t *table) look(key uint64) (spot, uint64) {
 	number, home, tag := place(key)
 	s := t.segments[number].Load()
-	if s.used >= s.limit {
-		s = t.resize(number, s, s.used+1)
-	}
 	n := s.lineOf(home)
+	return spot{s, uint32(n), uint16(number), uint8(tag)}, s.lines[n].tags[0]
+}
+
+// insert puts a key at its spot into cell unless it is there; then it returns
+// its cell.
+func (t *table) insert(key uint64, at spot, cell uint32) (uint32, bool) {
+	s := at.segment
+	if s.used >= s.limit || s.old {
+		if s = t.segments[at.number].Load(); s.used >= s.limit {
+			s = t.resize(uint32(at.number), s, s.used+1)
+		}
+		at, _ = t.look(key)
+	}
+	tag := uint64(at.tag)
+	n := uint64(at.line)
 	var free *line
 	var freeByte uint // bit of the free cell's tag in tags
 	first := n
@@ -195,11 +213,15 @@ func (t *table) insert(key uint64, cell uint32) (at uint32, there bool) {
 	return cell, false
 }
 
-// remove takes key out of cell.
-func (t *table) remove(key uint64, cell uint32) {
-	number, home, tag := place(key)
-	s := t.segments[number].Load()
-	first := s.lineOf(home)
+// remove takes key from its spot, out of cell.
+func (t *table) remove(key uint64, at spot, cell uint32) {
+	s := at.segment
+	if s.old {
+		at, _ = t.look(key)
+		s = at.segment
+	}
+	tag := uint64(at.tag)
+	first := uint64(at.line)
 	for n := first; ; {
 		l := &s.lines[n]
 		if i := l.find(tag, cell); i >= 0 {
@@ -224,7 +246,7 @@ func (t *table) remove(key uint64, cell uint32) {
 	s.used--
 	t.used--
 	if s.used < s.floor {
-		t.resize(number, s, s.used)
+		t.resize(uint32(at.number), s, s.used)
 	}
 }
 
@@ -257,6 +279,7 @@ func (t *table) resize(number uint32, old *segment, want int) *segment {
 		}
 	}
 	s.used = old.used
+	old.old = true
 	t.segments[number].Store(s)
 	return s
 }

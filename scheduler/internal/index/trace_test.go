@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -212,13 +213,15 @@ func BenchmarkTrace(b *testing.B) {
 		}
 		for _, s := range subjects {
 			b.Run(name+s.suffix, func(b *testing.B) {
-				var seconds, p50, p99 []float64
+				var seconds, cpu, p50, p99 []float64
 				for b.Loop() {
 					times := make([]time.Duration, 0, len(t.steps))
 					x := s.make()
-					start := time.Now()
+					runtime.GC()
+					start, before := time.Now(), cpuTime()
 					wrong := play(x, t, batched, &times)
 					seconds = append(seconds, time.Since(start).Seconds())
+					cpu = append(cpu, (cpuTime() - before).Seconds())
 					if wrong != 0 {
 						b.Fatalf("%d of %d answers wrong", wrong, len(t.steps))
 					}
@@ -227,11 +230,14 @@ func BenchmarkTrace(b *testing.B) {
 					p99 = append(p99, times[len(times)*99/100].Seconds()*1e6)
 				}
 				slices.Sort(seconds)
+				slices.Sort(cpu)
 				slices.Sort(p50)
 				slices.Sort(p99)
 				mid := seconds[len(seconds)/2]
 				b.ReportMetric(mid, "s")
 				b.ReportMetric(seconds[0], "best-s")
+				b.ReportMetric(cpu[len(cpu)/2], "cpu-s")
+				b.ReportMetric(cpu[0], "best-cpu-s")
 				b.ReportMetric(float64(t.changed)/mid, "changes/s")
 				b.ReportMetric(p50[len(p50)/2], "p50-us")
 				b.ReportMetric(p99[len(p99)/2], "p99-us")

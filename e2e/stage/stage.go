@@ -35,7 +35,8 @@ const (
 
 // Options of a Stage.
 type Options struct {
-	Log *slog.Logger // nil: silent
+	NATS string       // URL of a server that runs elsewhere; empty: the scheduler's own
+	Log  *slog.Logger // nil: silent
 }
 
 // Stage is a running scheduler with what was started beside it.
@@ -45,8 +46,10 @@ type Stage struct {
 	cancel context.CancelFunc
 	group  sync.WaitGroup
 
-	// NATS is the URL of the embedded server.
+	// NATS is the URL of the server.
 	NATS string
+	// Admin is host:port of the scheduler's probes and metrics.
+	Admin string
 
 	scheduler part
 	conn      *grpc.ClientConn
@@ -71,7 +74,7 @@ func (p part) Stop() {
 
 // New starts a scheduler and waits until it serves.
 func New(ctx context.Context, opt Options) (*Stage, error) {
-	s := &Stage{opt: opt}
+	s := &Stage{opt: opt, NATS: opt.NATS}
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	if err := s.startScheduler(local); err != nil {
 		s.cancel()
@@ -82,7 +85,7 @@ func New(ctx context.Context, opt Options) (*Stage, error) {
 
 func (s *Stage) startScheduler(natsAddress string) error {
 	sched, err := scheduler.New(scheduler.Config{
-		GRPCAddress: local, AdminAddress: local, NATSAddress: natsAddress,
+		GRPCAddress: local, AdminAddress: local, NATSURL: s.opt.NATS, NATSAddress: natsAddress,
 		StopWait: time.Second, Log: s.opt.Log,
 	})
 	if err != nil {
@@ -95,7 +98,10 @@ func (s *Stage) startScheduler(natsAddress string) error {
 		return errors.Join(errors.New("the scheduler did not start"), s.err())
 	}
 	addrs := sched.Addrs()
-	s.NATS = "nats://" + addrs.NATS
+	if s.opt.NATS == "" {
+		s.NATS = "nats://" + addrs.NATS
+	}
+	s.Admin = addrs.Admin
 	s.conn, err = grpc.NewClient(addrs.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(maxMessage), grpc.MaxCallRecvMsgSize(maxMessage)))
 	if err != nil {
@@ -110,6 +116,9 @@ func (s *Stage) startScheduler(natsAddress string) error {
 func (s *Stage) RestartScheduler() error {
 	_ = s.conn.Close()
 	s.scheduler.Stop()
+	if s.opt.NATS != "" {
+		return s.startScheduler(local)
+	}
 	return s.startScheduler(s.NATS[len("nats://"):])
 }
 
@@ -126,21 +135,25 @@ type AgentOptions struct {
 // Agent is a running agent.
 type Agent struct {
 	part
+	agent *agent.Agent
 	// Members are the member ids by rank.
 	Members []string
 }
+
+// Admin is host:port of the agent's probes and metrics; empty before it runs.
+func (a *Agent) Admin() string { return a.agent.AdminAddr() }
 
 // Agent starts an agent beside an engine.
 func (s *Stage) Agent(opt AgentOptions) (*Agent, error) {
 	a, err := agent.New(agent.Config{
 		NATSURL: s.NATS, Engine: opt.Engine, Pool: opt.Pool, Pod: opt.Pod,
 		Events: opt.Events, Replay: opt.Replay,
-		Heartbeat: beat, Probe: probe, Log: s.opt.Log,
+		Listen: local, Heartbeat: beat, Probe: probe, Log: s.opt.Log,
 	})
 	if err != nil {
 		return nil, err
 	}
-	running := &Agent{part: s.start(a.Run)}
+	running := &Agent{part: s.start(a.Run), agent: a}
 	for rank := range max(opt.Ranks, 1) {
 		running.Members = append(running.Members, fmt.Sprintf("default_%s_%d", opt.Pod, rank))
 	}

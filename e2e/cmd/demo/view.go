@@ -125,7 +125,7 @@ func (f fleetPicture) lines(width int) []string {
 	out := []string{
 		bold + cyan + f.name + plain + fmt.Sprintf("  hit rate %s%4.1f %%%s  TTFT p50 %s%s%s p90 %s p99 %s",
 			bold, 100*f.sum.hitRate(), plain, bold, seconds(f.ttft.p50), plain, seconds(f.ttft.p90), seconds(f.ttft.p99)),
-		fmt.Sprintf("%d sent, %d open, %d done, predicted cached tokens off by %.2f %% of the prompts",
+		fmt.Sprintf("%d sent, %d open, %d done, predictions off by %.2f %%",
 			f.sum.sent, f.sum.open, f.sum.done, 100*share(f.sum.error, f.sum.prompt)),
 		dim + pad("member", 4) + "  cache      in use     run  wait   hit  trust" + plain,
 	}

@@ -1,0 +1,414 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+
+	"github.com/kvscout/kvscout/e2e/fakevllm"
+	"github.com/kvscout/kvscout/e2e/stage"
+	"github.com/kvscout/kvscout/protocol/pb"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	// patience bounds every wait; a test that needs it all has failed.
+	patience = 20 * time.Second
+	// soon is the time in which a picture must be true again after a fault. The
+	// aim is 1 s on an idle machine.
+	soon  = 3 * time.Second
+	size  = 16 // tokens in a block
+	model = "fake"
+)
+
+// play is a stage for one test, and what callers do on it.
+type play struct {
+	*stage.Stage
+	t    *testing.T
+	http *http.Client
+}
+
+func open(t *testing.T, opt stage.Options) *play {
+	t.Helper()
+	s, err := stage.New(context.Background(), opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &play{Stage: s, t: t, http: &http.Client{Transport: &http.Transport{}, Timeout: patience}}
+	t.Cleanup(func() {
+		p.http.CloseIdleConnections()
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// until waits for a condition that has no member.
+func (p *play) until(what string, holds func() bool) {
+	p.t.Helper()
+	for end := time.Now().Add(patience); !holds(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			p.t.Fatalf("waited in vain until %s", what)
+		}
+	}
+}
+
+// untilMember waits until the scheduler's view of a member fulfils a condition.
+func (p *play) untilMember(id, what string, holds func(*pb.MemberState) bool) {
+	p.t.Helper()
+	if err := p.Until(context.Background(), patience, id, what, holds); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *play) member(id string) *pb.MemberState {
+	p.t.Helper()
+	m, err := p.Member(p.t.Context(), id)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return m
+}
+
+// score ranks for a request; an empty model is the usual one.
+func (p *play) score(r *pb.Request) *pb.Ranking {
+	p.t.Helper()
+	if r.GetModel() == "" && r.GetOpenaiBody() == nil {
+		r.Model = model
+	}
+	answer, err := p.Client.Score(p.t.Context(), &pb.ScoreRequest{Request: r}, grpc.WaitForReady(true))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return answer.GetRanking()
+}
+
+func (p *play) pick(r *pb.Request) *pb.PickResponse {
+	p.t.Helper()
+	if r.GetModel() == "" {
+		r.Model = model
+	}
+	answer, err := p.Client.Pick(p.t.Context(), &pb.PickRequest{Request: r})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return answer
+}
+
+// counted reads a metric and adds up the series that have the text in their labels.
+func (p *play) counted(admin, metric, label string) float64 {
+	p.t.Helper()
+	page, err := p.http.Get("http://" + admin + "/metrics")
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer page.Body.Close()
+	body, err := io.ReadAll(page.Body)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	sum := 0.0
+	for line := range strings.Lines(string(body)) {
+		labels, value, ok := strings.Cut(line, "} ")
+		if ok && strings.HasPrefix(labels, metric+"{") && strings.Contains(labels, label) {
+			v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			if err != nil {
+				p.t.Fatalf("%s: %v", line, err)
+			}
+			sum += v
+		}
+	}
+	return sum
+}
+
+// prompt is what an engine is asked and a scheduler predicts.
+type prompt struct {
+	tokens        []uint32
+	adapter, salt string
+	rank          int
+}
+
+// request asks the scheduler about the prompt; of nobody but the members, if any are named.
+func (q prompt) request(members ...string) *pb.Request {
+	r := &pb.Request{
+		Model: model, Adapter: q.adapter, CacheSalt: q.salt,
+		Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: q.tokens}},
+	}
+	for _, id := range members {
+		r.Candidates = append(r.Candidates, &pb.MemberRef{Ref: &pb.MemberRef_Member{Member: id}})
+	}
+	return r
+}
+
+// random is a prompt that shares nothing with those of other seeds.
+func random(seed uint64, tokens int) prompt {
+	r := rand.New(rand.NewPCG(seed, 1))
+	q := prompt{tokens: make([]uint32, tokens)}
+	for i := range q.tokens {
+		q.tokens[i] = 1000 + r.Uint32N(100_000)
+	}
+	return q
+}
+
+// branch keeps the first tokens of q and goes on differently.
+func (q prompt) branch(keep int, seed uint64, tokens int) prompt {
+	q.tokens = append(q.tokens[:keep:keep], random(seed, tokens).tokens...)
+	return q
+}
+
+// engine is a fake engine, with an agent beside it once there is one.
+type engine struct {
+	*fakevllm.Engine
+	*play
+	cfg   fakevllm.Config
+	agent *stage.Agent
+	stop  func()
+}
+
+// engine starts one.
+func (p *play) engine(cfg fakevllm.Config) *engine {
+	p.t.Helper()
+	if cfg.Speedup == 0 {
+		cfg.Speedup = 10_000
+	}
+	e := &engine{play: p, cfg: cfg}
+	e.start()
+	p.t.Cleanup(func() { e.stop() })
+	return e
+}
+
+func (e *engine) start() {
+	e.t.Helper()
+	var err error
+	e.until("the ports are free", func() bool {
+		e.Engine, err = fakevllm.New(e.cfg)
+		return err == nil || e.cfg.Port == 0
+	})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	running := e.Engine
+	go func() { done <- running.Run(ctx) }()
+	stopped := false
+	e.stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		e.http.CloseIdleConnections()
+		if err := <-done; err != nil {
+			e.t.Error(err)
+		}
+	}
+}
+
+// restart ends the engine and starts another one at the same addresses.
+func (e *engine) restart() {
+	e.t.Helper()
+	e.keepPorts()
+	e.stop()
+	e.start()
+}
+
+func (e *engine) keepPorts() {
+	port := func(address string) int {
+		_, text, err := net.SplitHostPort(address)
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		return n
+	}
+	e.cfg.Port = port(e.Addr())
+	if p := e.Events(0); p != nil {
+		e.cfg.EventsPort = port(strings.TrimPrefix(p.Endpoint(), "tcp://"))
+		if p.ReplayEndpoint() != "" {
+			e.cfg.ReplayPort = port(strings.TrimPrefix(p.ReplayEndpoint(), "tcp://"))
+		}
+	}
+}
+
+// watched puts an agent beside the engine and waits until its pictures stand.
+func (e *engine) watched(pod string) *engine {
+	e.t.Helper()
+	return e.watchedBy(stage.AgentOptions{Pod: pod})
+}
+
+func (e *engine) watchedBy(opt stage.AgentOptions) *engine {
+	e.t.Helper()
+	if opt.Engine == "" {
+		opt.Engine = e.URL()
+	}
+	opt.Ranks = max(e.cfg.Ranks, 1)
+	var err error
+	if e.agent, err = e.Agent(opt); err != nil {
+		e.t.Fatal(err)
+	}
+	for _, id := range e.agent.Members {
+		e.untilMember(id, "settle", stage.Settled)
+	}
+	return e
+}
+
+func (e *engine) id() string { return e.agent.Members[0] }
+
+// usage is what an engine says of a request.
+type usage struct {
+	Usage struct {
+		PromptTokens int `json:"prompt_tokens"`
+		Details      struct {
+			CachedTokens int `json:"cached_tokens"`
+		} `json:"prompt_tokens_details"`
+	}
+}
+
+func (p *play) post(address string, header http.Header, body any) (int, []byte) {
+	p.t.Helper()
+	data, err := json.Marshal(body)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	req, err := http.NewRequestWithContext(p.t.Context(), http.MethodPost, address, bytes.NewReader(data))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for k, v := range header {
+		req.Header[k] = v
+	}
+	answer, err := p.http.Do(req)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return answer.StatusCode, text
+}
+
+// serve lets the engine serve a request and gives its own count.
+func (e *engine) serve(path string, rank int, body map[string]any) (prompt, cached int) {
+	e.t.Helper()
+	header := http.Header{"X-Data-Parallel-Rank": {strconv.Itoa(rank)}}
+	status, text := e.post(e.URL()+path, header, body)
+	var u usage
+	if err := json.Unmarshal(text, &u); err != nil || status != http.StatusOK {
+		e.t.Fatalf("%s: %d %v: %.300s", path, status, err, text)
+	}
+	return u.Usage.PromptTokens, u.Usage.Details.CachedTokens
+}
+
+// complete serves prompts one by one and gives the cached tokens of the last.
+func (e *engine) complete(prompts ...prompt) (cached int) {
+	e.t.Helper()
+	for _, q := range prompts {
+		name := e.cfg.Model
+		if name == "" {
+			name = model
+		}
+		if q.adapter != "" {
+			name = q.adapter
+		}
+		body := map[string]any{"model": name, "prompt": q.tokens, "max_tokens": 1}
+		if q.salt != "" {
+			body["cache_salt"] = q.salt
+		}
+		_, cached = e.serve("/v1/completions", q.rank, body)
+	}
+	return cached
+}
+
+// act asks for something without a body.
+func (e *engine) act(path string, query url.Values) {
+	e.t.Helper()
+	if status, text := e.post(e.URL()+path+"?"+query.Encode(), nil, struct{}{}); status != http.StatusOK {
+		e.t.Fatalf("%s: %d %s", path, status, text)
+	}
+}
+
+// held is what the engine would find in its cache for the prompt.
+func (e *engine) held(q prompt) int {
+	block := e.cfg.BlockSize
+	if block == 0 {
+		block = size
+	}
+	return min(e.Depth(q.rank, q.tokens, q.adapter, q.salt), (len(q.tokens)-1)/block) * block
+}
+
+// promised is what the scheduler says of the prompt on the engine.
+func (e *engine) promised(q prompt) (tokens int, picture *pb.Picture) {
+	e.t.Helper()
+	r := q.request(e.agent.Members[q.rank])
+	if e.cfg.Model != "" {
+		r.Model = e.cfg.Model
+	}
+	list := e.score(r).GetCandidates()
+	if len(list) != 1 {
+		e.t.Fatalf("%d candidates", len(list))
+	}
+	c := list[0].GetCached()
+	return int(c.GetGpu() + c.GetHost() + c.GetDisk()), list[0].GetPicture()
+}
+
+// truth waits until the scheduler promises of each prompt exactly what the
+// engine holds, all proven, and says how long that took.
+func (e *engine) truth(within time.Duration, prompts ...prompt) time.Duration {
+	e.t.Helper()
+	return e.wait(within, "be the truth", prompts, func(got, want int, p *pb.Picture) bool {
+		return got == want && p.GetTrust() == pb.Trust_TRUST_EXACT
+	})
+}
+
+// lower waits until the scheduler promises nothing that the engine does not
+// hold, and says that this is a lower bound.
+func (e *engine) lower(within time.Duration, prompts ...prompt) time.Duration {
+	e.t.Helper()
+	return e.wait(within, "be a lower bound", prompts, func(got, want int, p *pb.Picture) bool {
+		return got <= want && p.GetTrust() == pb.Trust_TRUST_APPROXIMATE
+	})
+}
+
+func (e *engine) wait(within time.Duration, what string, prompts []prompt, holds func(got, want int, p *pb.Picture) bool) time.Duration {
+	e.t.Helper()
+	start := time.Now()
+	for {
+		wrong := ""
+		for i, q := range prompts {
+			got, picture := e.promised(q)
+			if want := e.held(q); !holds(got, want, picture) {
+				wrong = fmt.Sprintf("prompt %d: promised %d, held %d, %v", i, got, want, picture)
+				break
+			}
+		}
+		took := time.Since(start)
+		if wrong == "" {
+			return took
+		}
+		if took > within {
+			e.t.Fatalf("the picture did not come to %s within %v: %s", what, within, wrong)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -68,10 +69,11 @@ func New(cfg Config) (*Engine, error) {
 	return &Engine{cfg: cfg, port: port}, nil
 }
 
-// freePorts finds three ports in a row: HTTP, events, replay.
+// freePorts finds three ports in a row: HTTP, events, replay. It begins
+// anywhere, because an engine binds its ports long after they were found.
 func freePorts() (int, error) {
 search:
-	for port := 20000 + os.Getpid()%2000*10; port < 60000; port += 10 {
+	for port := 20000 + 10*rand.IntN(2000); port < 60000; port += 10 {
 		for offset := range 3 {
 			listener, err := net.Listen("tcp", fmt.Sprintf(":%d", port+offset))
 			if err != nil {

@@ -69,7 +69,7 @@ type life struct {
 }
 
 func newRank(number int, member string, id identity, log *slog.Logger) *rank {
-	r := &rank{number: number, member: member, log: log, id: id, wake: func() {}}
+	r := &rank{number: number, member: member, log: log, id: id, wake: func() {}, reason: "the event stream is not connected yet"}
 	r.mirror = r.newMirror()
 	r.epoch = uint64(time.Now().UnixNano())
 	return r
@@ -233,6 +233,8 @@ func (r *rank) trustLocked() (pb.Trust, string) {
 		return pb.Trust_TRUST_APPROXIMATE, "several KV-cache groups: depths are a lower bound"
 	case st.Withheld > 0:
 		return pb.Trust_TRUST_APPROXIMATE, fmt.Sprintf("%d blocks withheld: their content is not certain", st.Withheld)
+	case st.Doubtful > 0:
+		return pb.Trust_TRUST_APPROXIMATE, fmt.Sprintf("%d blocks may have lost their last copy", st.Doubtful)
 	case st.Waiting > 16+held/16:
 		return pb.Trust_TRUST_APPROXIMATE, fmt.Sprintf("%d blocks whose prefix was never announced", st.Waiting)
 	}

@@ -1,0 +1,321 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvscout/kvscout/agent/internal/vllm"
+	"github.com/kvscout/kvscout/protocol/pb"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// engineStub answers for an engine's HTTP server. Nobody listens for its events.
+type engineStub struct {
+	*httptest.Server
+	mu    sync.Mutex // guards pages
+	pages map[string]string
+}
+
+func newEngineStub(t *testing.T) *engineStub {
+	t.Helper()
+	e := &engineStub{pages: map[string]string{
+		"/version":          `{"version":"0.32.0"}`,
+		"/v1/models":        `{"data":[{"id":"llama","root":"/m","max_model_len":4000},{"id":"sql","root":"/a","parent":"llama"}]}`,
+		"/metrics":          ranksPage(0),
+		"/kv_event_sources": `{"0":{"endpoint":"tcp://127.0.0.1:1"},"1":{"endpoint":"tcp://127.0.0.1:2"}}`,
+	}}
+	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		e.mu.Lock()
+		page, ok := e.pages[r.URL.Path]
+		e.mu.Unlock()
+		if !ok {
+			http.NotFound(w, r)
+			return
+		}
+		_, _ = io.WriteString(w, page)
+	}))
+	t.Cleanup(e.Close)
+	return e
+}
+
+func (e *engineStub) set(path, page string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.pages[path] = page
+}
+
+func ranksPage(ranks ...int) string {
+	var page strings.Builder
+	for _, n := range ranks {
+		fmt.Fprintf(&page, "vllm:num_requests_running{engine=\"%d\"} %d\n", n, n+1)
+		fmt.Fprintf(&page, "vllm:cache_config_info{engine=\"%d\",block_size=\"16\",num_gpu_blocks=\"100\",enable_prefix_caching=\"True\"} 1\n", n)
+	}
+	return page.String()
+}
+
+func startNATS(t *testing.T, port int) *server.Server {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("NATS does not start")
+	}
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	return s
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// heartbeats collects the newest heartbeat of each member.
+type heartbeats struct {
+	mu     sync.Mutex // guards newest
+	newest map[string]*pb.Heartbeat
+}
+
+func listen(t *testing.T, url string) *heartbeats {
+	t.Helper()
+	closed := make(chan struct{})
+	conn, err := nats.Connect(url, nats.ClosedHandler(func(*nats.Conn) { close(closed) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(); <-closed })
+	h := &heartbeats{newest: make(map[string]*pb.Heartbeat)}
+	if _, err := conn.Subscribe("kvscout.v1.blue.load.*", func(m *nats.Msg) {
+		beat := new(pb.Heartbeat)
+		if err := proto.Unmarshal(m.Data, beat); err != nil {
+			t.Error(err)
+		}
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.newest[beat.GetHeader().GetMember()] = beat
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func (h *heartbeats) of(member string) *pb.Heartbeat {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.newest[member]
+}
+
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !condition(); {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func runAgent(t *testing.T, cfg Config) (a *Agent, stop func()) {
+	t.Helper()
+	cfg.Pool, cfg.Pod, cfg.Heartbeat, cfg.Probe, cfg.Listen = "blue", "p", 20*time.Millisecond, 20*time.Millisecond, "127.0.0.1:0"
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("run: %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return a, stop
+}
+
+func fetch(t *testing.T, a *Agent, path string) (int, string) {
+	t.Helper()
+	eventually(t, "admin server", func() bool { return a.AdminAddr() != "" })
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get("http://" + a.AdminAddr() + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+func TestAgentAnnouncesEveryRank(t *testing.T) {
+	e := newEngineStub(t)
+	url := startNATS(t, -1).ClientURL()
+	h := listen(t, url)
+	a, stop := runAgent(t, Config{NATSURL: url, Engine: e.URL, Address: "10.0.0.1:8000"})
+
+	eventually(t, "heartbeat with load", func() bool { return h.of("default_p_0").GetLoad().GetRunning() == 1 })
+	beat := h.of("default_p_0")
+	info := beat.GetInfo()
+	if info.GetModels()[0] != "llama" || info.GetRoot() != "/m" || info.GetBlockSize() != 16 || info.GetBlocks() != 100 || info.GetEngineVersion() != "0.32.0" ||
+		info.GetAddress() != "10.0.0.1:8000" || len(info.GetAdapters()) != 1 || info.GetMaxModelLen() != 4000 {
+		t.Errorf("info %v", info)
+	}
+	if beat.GetTrust() != pb.Trust_TRUST_SYNCING || beat.GetReason() == "" || beat.GetLoad().Waiting != nil {
+		t.Errorf("%v", beat)
+	}
+	e.set("/metrics", ranksPage(0, 1))
+	eventually(t, "second rank", func() bool { return h.of("default_p_1").GetLoad().GetRunning() == 2 })
+
+	status, text := fetch(t, a, "/readyz")
+	var s Status
+	if err := json.Unmarshal([]byte(text), &s); err != nil || status != http.StatusServiceUnavailable || s.Ready || s.Reason == "" || len(s.Ranks) != 2 {
+		t.Errorf("%d %s, %v", status, text, err)
+	}
+	if status, _ := fetch(t, a, "/healthz"); status != http.StatusOK {
+		t.Errorf("/healthz: %d", status)
+	}
+	_, page := fetch(t, a, "/metrics")
+	for _, want := range []string{
+		`kvscout_agent_trust{kvscout_rank="1",kvscout_trust="syncing"} 1`, `kvscout_agent_blocks{kvscout_lane="gpu",kvscout_rank="0"} 0`,
+		`kvscout_agent_tail_events_total{kvscout_event="gap",kvscout_rank="0"} 0`, `kvscout_agent_probes_total{kvscout_outcome="ok"}`,
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("/metrics lacks %s in\n%s", want, page)
+		}
+	}
+
+	// A rank that metrics do not name any more takes its leave.
+	e.set("/metrics", ranksPage(0))
+	eventually(t, "leave of rank 1", func() bool { return h.of("default_p_1").GetLeaving() })
+	// An engine that does not answer has no known load, and stays a member.
+	e.set("/metrics", "<html>")
+	e.set("/v1/models", "<html>")
+	eventually(t, "load unknown", func() bool { return h.of("default_p_0").GetLoad() == nil })
+	if _, text := fetch(t, a, "/readyz"); !strings.Contains(text, `"error"`) {
+		t.Errorf("/readyz hides that the engine is gone: %s", text)
+	}
+	stop()
+	eventually(t, "leave of rank 0", func() bool { return h.of("default_p_0").GetLeaving() })
+}
+
+func TestAgentWithoutEvents(t *testing.T) {
+	e := newEngineStub(t)
+	e.set("/kv_event_sources", `{}`)
+	url := startNATS(t, -1).ClientURL()
+	h := listen(t, url)
+	a, _ := runAgent(t, Config{NATSURL: url, Engine: e.URL})
+	eventually(t, "honest heartbeat", func() bool {
+		return h.of("default_p_0").GetTrust() == pb.Trust_TRUST_UNKNOWN && strings.Contains(h.of("default_p_0").GetReason(), "no KV events")
+	})
+	eventually(t, "ready without events", func() bool { status, _ := fetch(t, a, "/readyz"); return status == http.StatusOK })
+	e.set("/metrics", strings.ReplaceAll(ranksPage(0), `"True"`, `"False"`))
+	eventually(t, "prefix caching is off", func() bool { return strings.Contains(h.of("default_p_0").GetReason(), "prefix caching") })
+}
+
+func TestAgentOutlivesNATS(t *testing.T) {
+	e := newEngineStub(t)
+	port := freePort(t)
+	url := fmt.Sprintf("nats://127.0.0.1:%d", port)
+	a, _ := runAgent(t, Config{NATSURL: url, Engine: e.URL})
+	eventually(t, "rank without NATS", func() bool { return len(a.Status().Ranks) == 1 })
+	if s := a.Status(); s.Ready || !strings.Contains(s.Reason, "NATS") {
+		t.Errorf("%+v", s)
+	}
+	for range 2 {
+		s := startNATS(t, port)
+		h := listen(t, url)
+		eventually(t, "heartbeat", func() bool { return h.of("default_p_0") != nil })
+		s.Shutdown()
+		s.WaitForShutdown()
+		eventually(t, "disconnect", func() bool { return a.Status().NATS != nats.CONNECTED.String() })
+	}
+}
+
+func TestReloadedAdapterIsPurged(t *testing.T) {
+	e := newEngineStub(t)
+	url := startNATS(t, -1).ClientURL()
+	a, _ := runAgent(t, Config{NATSURL: url, Engine: e.URL})
+	eventually(t, "rank", func() bool { return len(a.watch.list()) == 1 })
+	r := a.watch.list()[0]
+	store := func(first uint64) {
+		b := chain(2)
+		b.Events[0].Store.Adapter, b.Events[0].Store.Hashes = "sql", []uint64{first, first + 1}
+		b.Events[0].Store.Tokens = make([]uint32, 32)
+		b.Events[0].Store.BlockSize = 16
+		r.Apply(0, b)
+		eventually(t, "blocks", func() bool { return a.Status().Ranks[0].Held[0] == 2 })
+	}
+	gone := func() bool { return a.Status().Ranks[0].Held[0] == 0 }
+	store(1)
+	e.set("/v1/models", `{"data":[{"id":"llama","root":"/m"},{"id":"sql","root":"/b","parent":"llama"}]}`)
+	eventually(t, "purge after a reload", gone)
+	store(11)
+	e.set("/v1/models", `{"data":[{"id":"llama","root":"/m"}]}`)
+	eventually(t, "purge after an unload", gone)
+	// Another base model under the same address is another life.
+	epoch := a.Status().Ranks[0].Epoch
+	e.set("/v1/models", `{"data":[{"id":"qwen","root":"/q"}]}`)
+	eventually(t, "new epoch", func() bool { return a.Status().Ranks[0].Epoch > epoch })
+}
+
+func TestSourceOfARank(t *testing.T) {
+	learned := map[int]vllm.Source{0: {Endpoint: "tcp://10.0.0.1:40000"}, 1: {Endpoint: "tcp://10.0.0.1:40007"}}
+	for _, c := range []struct {
+		name           string
+		cfg            Config
+		rank           int
+		known          bool
+		events, replay string
+	}{
+		{"defaults", Config{}, 0, false, "tcp://h:5557", "tcp://h:5657"},
+		{"defaults of a later rank", Config{}, 2, false, "tcp://h:5559", "tcp://h:5659"},
+		{"as the engine says", Config{}, 1, true, "tcp://10.0.0.1:40007", ""},
+		{"as configured", Config{Events: "tcp://x:7000", Replay: "tcp://x:8000"}, 1, true, "tcp://x:7001", "tcp://x:8001"},
+		{"without replay", Config{Events: "tcp://x:7000", Replay: NoReplay}, 0, false, "tcp://x:7000", ""},
+		{"listening", Config{Events: "tcp://*:7000", EventsBind: true}, 1, false, "tcp://*:7001", "tcp://h:7101"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.cfg.NATSURL, c.cfg.Engine = "nats://n:1", "http://h:9000"
+			a, err := New(c.cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.known {
+				a.watch.sources = learned
+			}
+			s, err := a.watch.source(c.rank)
+			if err != nil || s.Endpoint != c.events || s.Replay != c.replay {
+				t.Errorf("%+v, %v", s, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,129 @@
+package agent
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kvscout/kvscout/agent/internal/publish"
+	"github.com/kvscout/kvscout/agent/internal/vllm"
+	"github.com/kvscout/kvscout/protocol"
+	"github.com/kvscout/kvscout/protocol/pb"
+)
+
+type publishLanes = protocol.Held
+
+var now = time.Now
+
+// TestResetOfAnIdleEngine tells looks at an engine: the counter of reset
+// requests, how much its stream has moved when the look began and when it was
+// weighed, and whether it was idle.
+func TestResetOfAnIdleEngine(t *testing.T) {
+	type look struct {
+		resets         float64
+		idle           bool
+		at, now        mark
+		clear, certain bool
+	}
+	still := mark{batches: 5, clears: 1}
+	moved := mark{batches: 6, clears: 1}
+	cleared := mark{batches: 6, clears: 2}
+	for _, c := range []struct {
+		name  string
+		looks []look
+	}{
+		{"nothing happens", []look{{resets: 3, idle: true, at: still, now: still}, {resets: 3, idle: true, at: still, now: still}}},
+		{"reset while idle", []look{{resets: 3, idle: true, at: still, now: still}, {resets: 4, idle: true, at: still, now: still, clear: true, certain: true},
+			{resets: 4, idle: true, at: still, now: still}}},
+		{"announced with the next request", []look{{resets: 3, idle: true, at: still, now: still}, {resets: 4, idle: true, at: cleared, now: cleared}, {resets: 4, idle: true, at: cleared, now: cleared}}},
+		{"announced between page and weighing", []look{{resets: 3, idle: true, at: still, now: cleared}, {resets: 4, idle: true, at: cleared, now: cleared}, {resets: 4, idle: true, at: cleared, now: cleared}}},
+		{"after a request, then idle", []look{{resets: 3, idle: true, at: still, now: still}, {resets: 4, idle: true, at: moved, now: moved}, {resets: 4, idle: true, at: moved, now: moved, clear: true}}},
+		{"refused while busy", []look{{resets: 3, at: still, now: still}, {resets: 4, at: still, now: still}, {resets: 4, idle: true, at: moved, now: moved}, {resets: 4, idle: true, at: moved, now: moved}}},
+		{"announced after the doubt", []look{{resets: 3, at: still, now: still}, {resets: 4, at: still, now: still}, {resets: 4, idle: true, at: cleared, now: cleared}}},
+		{"two at once, one announced", []look{{resets: 3, idle: true, at: still, now: still}, {resets: 5, idle: true, at: cleared, now: cleared}, {resets: 5, idle: true, at: cleared, now: cleared, clear: true}}},
+		{"counter of a new process", []look{{resets: 3, idle: true, at: still, now: still}, {resets: 0, idle: true, at: still, now: still}, {resets: 0, idle: true, at: still, now: still}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var w resetWatch
+			for i, l := range c.looks {
+				clear, certain := w.judge(l.resets, l.idle, l.at, l.now)
+				if clear != l.clear || certain != l.certain {
+					t.Errorf("look %d: clear %v, certain %v", i, clear, certain)
+				}
+			}
+		})
+	}
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func held(t *testing.T, r *rank) (uint64, publish.State) {
+	t.Helper()
+	_, st := r.Drain(nil)
+	return st.Lanes[0].Count, st
+}
+
+func TestWeighClears(t *testing.T) {
+	idle := &vllm.Load{Running: ptr(0.0), Waiting: ptr(0.0)}
+	t.Run("asleep", func(t *testing.T) {
+		r := testRank(t, identity{model: "m", reported: 2})
+		r.State(vllm.Exact, "")
+		r.Apply(0, chain(3))
+		before := r.mark()
+		r.Apply(1, vllm.Batch{})
+		r.weigh(&vllm.Load{Sleeping: ptr(true)}, nil, before)
+		if n, _ := held(t, r); n != 3 {
+			t.Errorf("%d blocks: metrics older than the events were believed", n)
+		}
+		r.weigh(&vllm.Load{Sleeping: ptr(true)}, nil, r.mark())
+		if n, st := held(t, r); n != 0 || st.Trust != pb.Trust_TRUST_EXACT {
+			t.Errorf("%d blocks, %v", n, st)
+		}
+	})
+	t.Run("reset", func(t *testing.T) {
+		r := testRank(t, identity{model: "m", reported: 2})
+		r.State(vllm.Exact, "")
+		r.Apply(0, chain(3))
+		r.weigh(idle, ptr(0.0), r.mark())
+		r.weigh(idle, ptr(1.0), r.mark())
+		if n, st := held(t, r); n != 0 || st.Trust != pb.Trust_TRUST_EXACT {
+			t.Errorf("%d blocks, %v", n, st)
+		}
+	})
+	t.Run("reset, perhaps", func(t *testing.T) {
+		r := testRank(t, identity{model: "m", reported: 2})
+		r.State(vllm.Exact, "")
+		r.weigh(idle, ptr(0.0), r.mark())
+		r.Apply(0, chain(3))
+		r.weigh(idle, ptr(1.0), r.mark())
+		r.weigh(idle, ptr(1.0), r.mark())
+		if n, st := held(t, r); n != 0 || st.Trust != pb.Trust_TRUST_APPROXIMATE {
+			t.Errorf("%d blocks, %v", n, st)
+		}
+	})
+}
+
+func TestSilentEngine(t *testing.T) {
+	r := testRank(t, identity{model: "m", reported: 16})
+	load := func(prompt, cached, requests float64) *vllm.Load {
+		return &vllm.Load{PromptTokens: &prompt, CachedTokens: &cached, PrefillRequests: &requests}
+	}
+	for i, c := range []struct {
+		load *vllm.Load
+		mute bool
+	}{
+		{load(50_000, 0, 50), false},       // before we came
+		{load(50_500, 0, 51), false},       // too little to tell
+		{load(60_000, 10_000, 100), false}, // all cached
+		{load(60_000, 0, 2_000), false},    // prompts shorter than two blocks
+		{load(60_000, 0, 60), true},
+		{&vllm.Load{}, false},
+	} {
+		if got := r.weigh(c.load, nil, r.mark()); (got != "") != c.mute {
+			t.Errorf("%d: %q", i, got)
+		}
+	}
+	r.Apply(0, chain(1))
+	if got := r.weigh(load(90_000, 0, 90), nil, r.mark()); got != "" {
+		t.Errorf("with events: %q", got)
+	}
+}

@@ -242,6 +242,11 @@ func Exact(m *pb.MemberState) bool {
 	return m.GetPicture().GetTrust() == pb.Trust_TRUST_EXACT
 }
 
+// Trusted says that a candidate's picture is proven.
+func Trusted(c *pb.Candidate) bool {
+	return c.GetPicture().GetTrust() == pb.Trust_TRUST_EXACT
+}
+
 // Settled is the condition that the member is known and not syncing.
 func Settled(m *pb.MemberState) bool {
 	return m != nil && m.GetPicture().GetTrust() != pb.Trust_TRUST_SYNCING

@@ -85,7 +85,7 @@ func run(ctx context.Context, out io.Writer, home string, chats, turns int, seed
 		if err != nil {
 			return err
 		}
-		if err := s.Until(ctx, patience, a.Members[0], "be exact", stage.Exact); err != nil {
+		if err := s.Until(ctx, patience, a.Members[0], "be settled", stage.Settled); err != nil {
 			return err
 		}
 	}

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	natsserver "github.com/nats-io/nats-server/v2/server"
+	"google.golang.org/grpc"
+
+	"github.com/kvscout/kvscout/protocol/pb"
+)
+
+// system is all that one run needs: engine, NATS, agent, and a scheduler or
+// none. It is ready when it has been started.
+type system struct {
+	engine    *engine
+	nats      *natsserver.Server // nil: the scheduler's
+	scheduler *part              // nil: none
+	agent     *part
+	bus       *bus
+	conn      *grpc.ClientConn
+	client    pb.SchedulerClient
+
+	agentCPU, schedulerCPU time.Duration // known once ended
+}
+
+// startSystem starts it with a scheduler or, into an agent, without. The agent
+// gets so many cores.
+func startSystem(ctx context.Context, o options, into string, cores int) (s *system, err error) {
+	s = &system{}
+	defer func() {
+		if err != nil {
+			s.stop()
+		}
+	}()
+	if s.engine, err = startEngine(ctx); err != nil {
+		return s, err
+	}
+	var url string
+	if into == "scheduler" {
+		if s.scheduler, err = startPart(ctx, "scheduler", 0, order{}); err != nil {
+			return s, err
+		}
+		url = s.scheduler.NATS
+		if s.conn, err = dial(s.scheduler.GRPC); err != nil {
+			return s, err
+		}
+		s.client = pb.NewSchedulerClient(s.conn)
+	} else {
+		if s.nats, err = natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: -1, NoLog: true, NoSigs: true}); err != nil {
+			return s, err
+		}
+		s.nats.Start()
+		if !s.nats.ReadyForConnections(patience) {
+			return s, errors.New("the NATS server does not start")
+		}
+		url = s.nats.ClientURL()
+	}
+	if s.bus, err = listen(url); err != nil {
+		return s, err
+	}
+	if s.agent, err = startPart(ctx, "agent", cores, order{NATS: url, Engine: s.engine.address, Profile: o.profile}); err != nil {
+		return s, err
+	}
+	exact := func() bool { return s.bus.trust == pb.Trust_TRUST_EXACT }
+	if err = s.bus.until(ctx, patience, "the agent follows the engine", exact); err != nil {
+		return s, err
+	}
+	if s.client != nil {
+		_, err = s.untilMember(ctx, "the scheduler follows the agent", func(m *pb.MemberState) bool {
+			return m.GetPicture().GetTrust() == pb.Trust_TRUST_EXACT && m.GetChosen()
+		})
+	}
+	return s, err
+}
+
+// untilMember waits until the scheduler's view of the member fulfils a
+// condition, and says when it was seen to.
+func (s *system) untilMember(ctx context.Context, what string, holds func(*pb.MemberState) bool) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		fleet, err := s.client.Fleet(ctx, &pb.FleetRequest{}, grpc.WaitForReady(true))
+		if err != nil {
+			return time.Time{}, fmt.Errorf("%s: %w", what, err)
+		}
+		now := time.Now()
+		for _, m := range fleet.GetMembers() {
+			if m.GetMember().GetId() == member && holds(m) {
+				return now, nil
+			}
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// end stops the processes in order and reads their CPU times.
+func (s *system) end() error {
+	var err error
+	if s.agent != nil {
+		var e error
+		s.agentCPU, e = s.agent.stop()
+		err = errors.Join(err, e)
+		s.agent = nil
+	}
+	if s.scheduler != nil {
+		var e error
+		s.schedulerCPU, e = s.scheduler.stop()
+		err = errors.Join(err, e)
+		s.scheduler = nil
+	}
+	return err
+}
+
+// stop ends everything.
+func (s *system) stop() {
+	_ = s.end()
+	if s.conn != nil {
+		s.conn.Close()
+	}
+	if s.bus != nil {
+		s.bus.conn.Close()
+	}
+	if s.nats != nil {
+		s.nats.Shutdown()
+		s.nats.WaitForShutdown()
+	}
+	if s.engine != nil {
+		s.engine.stop()
+	}
+}

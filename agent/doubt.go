@@ -95,7 +95,7 @@ func (w *silenceWatch) mute(l *vllm.Load, blockSize int) bool {
 // reset while idle, or sends nothing although it works. at is where the stream
 // stood when the look began: what came since may be younger than the metrics.
 // The text says why events are missing altogether.
-func (r *rank) weigh(l *vllm.Load, resets *float64, at mark) (silent string) {
+func (r *rank) weigh(l *vllm.Load, resets float64, at mark) (silent string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := mark{epoch: r.epoch, batches: r.life.batches, clears: r.life.clears}
@@ -106,16 +106,14 @@ func (r *rank) weigh(l *vllm.Load, resets *float64, at mark) (silent string) {
 		r.log.Info("the engine sleeps: its GPU blocks are gone")
 		r.clearLocked("")
 	}
-	if resets != nil {
-		idle := l.Running != nil && *l.Running == 0 && (l.Waiting == nil || *l.Waiting == 0)
-		if clear, certain := r.life.reset.judge(*resets, idle, at, now); clear {
-			doubt := ""
-			if !certain {
-				doubt = "the prefix cache may have been reset"
-			}
-			r.log.Info("the idle engine's prefix cache was reset", "certain", certain)
-			r.clearLocked(doubt)
+	idle := l.Running != nil && *l.Running == 0 && (l.Waiting == nil || *l.Waiting == 0)
+	if clear, certain := r.life.reset.judge(resets, idle, at, now); clear {
+		doubt := ""
+		if !certain {
+			doubt = "the prefix cache may have been reset"
 		}
+		r.log.Info("the idle engine's prefix cache was reset", "certain", certain)
+		r.clearLocked(doubt)
 	}
 	if now.batches == 0 && r.life.silence.mute(l, r.blockSizeLocked()) {
 		return "the engine computes prompts but no events arrive: are KV events enabled, and is this their endpoint?"

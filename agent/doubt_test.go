@@ -70,11 +70,11 @@ func TestWeighClears(t *testing.T) {
 		r.Apply(0, chain(3))
 		before := r.mark()
 		r.Apply(1, vllm.Batch{})
-		r.weigh(&vllm.Load{Sleeping: ptr(true)}, nil, before)
+		r.weigh(&vllm.Load{Sleeping: ptr(true)}, 0, before)
 		if n, _ := held(t, r); n != 3 {
 			t.Errorf("%d blocks: metrics older than the events were believed", n)
 		}
-		r.weigh(&vllm.Load{Sleeping: ptr(true)}, nil, r.mark())
+		r.weigh(&vllm.Load{Sleeping: ptr(true)}, 0, r.mark())
 		if n, st := held(t, r); n != 0 || st.Trust != pb.Trust_TRUST_EXACT {
 			t.Errorf("%d blocks, %v", n, st)
 		}
@@ -83,8 +83,8 @@ func TestWeighClears(t *testing.T) {
 		r := testRank(t, identity{model: "m", reported: 2})
 		r.State(vllm.Exact, "")
 		r.Apply(0, chain(3))
-		r.weigh(idle, ptr(0.0), r.mark())
-		r.weigh(idle, ptr(1.0), r.mark())
+		r.weigh(idle, 0, r.mark())
+		r.weigh(idle, 1, r.mark())
 		if n, st := held(t, r); n != 0 || st.Trust != pb.Trust_TRUST_EXACT {
 			t.Errorf("%d blocks, %v", n, st)
 		}
@@ -92,10 +92,10 @@ func TestWeighClears(t *testing.T) {
 	t.Run("reset, perhaps", func(t *testing.T) {
 		r := testRank(t, identity{model: "m", reported: 2})
 		r.State(vllm.Exact, "")
-		r.weigh(idle, ptr(0.0), r.mark())
+		r.weigh(idle, 0, r.mark())
 		r.Apply(0, chain(3))
-		r.weigh(idle, ptr(1.0), r.mark())
-		r.weigh(idle, ptr(1.0), r.mark())
+		r.weigh(idle, 1, r.mark())
+		r.weigh(idle, 1, r.mark())
 		if n, st := held(t, r); n != 0 || st.Trust != pb.Trust_TRUST_APPROXIMATE {
 			t.Errorf("%d blocks, %v", n, st)
 		}
@@ -118,12 +118,12 @@ func TestSilentEngine(t *testing.T) {
 		{load(60_000, 0, 60), true},
 		{&vllm.Load{}, false},
 	} {
-		if got := r.weigh(c.load, nil, r.mark()); (got != "") != c.mute {
+		if got := r.weigh(c.load, 0, r.mark()); (got != "") != c.mute {
 			t.Errorf("%d: %q", i, got)
 		}
 	}
 	r.Apply(0, chain(1))
-	if got := r.weigh(load(90_000, 0, 90), nil, r.mark()); got != "" {
+	if got := r.weigh(load(90_000, 0, 90), 0, r.mark()); got != "" {
 		t.Errorf("with events: %q", got)
 	}
 }

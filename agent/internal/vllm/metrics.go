@@ -63,9 +63,8 @@ type RankMetrics struct {
 type Page struct {
 	Ranks []RankMetrics // by rank
 	// Resets counts the requests to empty the prefix cache, successful or not.
-	Resets *float64
-	// ProcessStart of the API server, Unix seconds; not the engine core's.
-	ProcessStart *float64
+	// The series appears with the first request: absent is none.
+	Resets float64
 	// Ignored are samples of ranks beyond the bounds.
 	Ignored int
 }
@@ -106,14 +105,13 @@ const (
 	sleepState      = "vllm:engine_sleep_state"
 	cacheConfig     = "vllm:cache_config_info"
 	loraInfo        = "vllm:lora_requests_info"
-	processStart    = "process_start_time_seconds"
 	httpRequests    = "http_requests_total"
 	resetHandler    = "/reset_prefix_cache"
 )
 
 // wanted holds the names of all samples that are read.
 var wanted = func() map[string]bool {
-	m := map[string]bool{waitingByReason: true, sleepState: true, cacheConfig: true, loraInfo: true, processStart: true, httpRequests: true}
+	m := map[string]bool{waitingByReason: true, sleepState: true, cacheConfig: true, loraInfo: true, httpRequests: true}
 	for _, lm := range loadMetrics {
 		for _, name := range lm.names {
 			m[name] = true
@@ -141,12 +139,9 @@ func ParseMetrics(page []byte) (Page, error) {
 		return Page{}, errNoMetrics
 	}
 	r.adapters()
-	for _, s := range samples[processStart] {
-		r.page.ProcessStart = s.value
-	}
 	for _, s := range samples[httpRequests] {
-		if v := s.value; v != nil {
-			add(&r.page.Resets, *v)
+		if s.value != nil {
+			r.page.Resets += *s.value
 		}
 	}
 	for _, m := range r.ranks {

@@ -1,0 +1,272 @@
+package vllm
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+)
+
+// field is what a position or a key of an event holds.
+type field uint8
+
+const (
+	fieldHashes field = iota
+	fieldParent
+	fieldTokens
+	fieldBlockSize
+	fieldLoRAID
+	fieldMedium
+	fieldLoRAName
+	fieldExtraKeys
+	fieldGroup
+	fieldKind
+	fieldWindow
+	fieldLocality
+	fieldUnknown
+)
+
+// Positions in the array form, after the tag.
+var (
+	storedFields = [...]field{
+		fieldHashes, fieldParent, fieldTokens, fieldBlockSize, fieldLoRAID, fieldMedium,
+		fieldLoRAName, fieldExtraKeys, fieldGroup, fieldKind, fieldWindow,
+	}
+	removedFields = [...]field{fieldHashes, fieldMedium, fieldGroup}
+)
+
+// extraKeysLength is the length of a stored event that has room for extra keys.
+const extraKeysLength = 9
+
+func fieldOf(key []byte) field {
+	switch string(key) {
+	case "block_hashes":
+		return fieldHashes
+	case "parent_block_hash":
+		return fieldParent
+	case "token_ids":
+		return fieldTokens
+	case "block_size":
+		return fieldBlockSize
+	case "lora_id":
+		return fieldLoRAID
+	case "medium":
+		return fieldMedium
+	case "lora_name":
+		return fieldLoRAName
+	case "extra_keys":
+		return fieldExtraKeys
+	case "group_idx":
+		return fieldGroup
+	case "kv_cache_spec_kind":
+		return fieldKind
+	case "kv_cache_spec_sliding_window":
+		return fieldWindow
+	case "locality":
+		return fieldLocality
+	}
+	return fieldUnknown
+}
+
+// raw holds the fields of one event as they stand on the wire.
+type raw struct {
+	hashes    []uint64
+	parent    uint64
+	hasParent bool
+	tokens    []uint32
+	blockSize int
+	loraID    bool // set at all: the number means nothing outside the engine
+	loraName  []byte
+	medium    medium
+	extras    int // where the extra keys begin in the payload; 0: none
+	noExtras  bool
+	array     bool
+	group     int
+	hasGroup  bool
+	kind      GroupKind
+	window    int
+	local     bool
+	remote    bool
+}
+
+func (d *Decoder) read(r *raw, f field) (err error) {
+	switch f {
+	case fieldHashes:
+		r.hashes, err = d.hashList()
+	case fieldParent:
+		if d.c.isNil() {
+			return nil
+		}
+		bin := d.c.i < len(d.c.b) && isBin(d.c.b[d.c.i])
+		r.parent, err = d.hash()
+		// Simulators write 0 for a chain's first block.
+		r.hasParent = bin || r.parent != 0
+	case fieldTokens:
+		r.tokens, err = d.tokenList()
+	case fieldBlockSize:
+		r.blockSize, err = d.small("block size", maxBlockSize)
+	case fieldLoRAID:
+		if d.c.isNil() {
+			return nil
+		}
+		r.loraID = true
+		err = d.c.skip(1)
+	case fieldMedium:
+		if d.c.isNil() {
+			return nil
+		}
+		var name []byte
+		name, err = d.c.bytes()
+		r.medium = mediumOf(name)
+	case fieldLoRAName:
+		if d.c.isNil() {
+			return nil
+		}
+		if code, err := d.c.peek(); err != nil || !isText(code) {
+			// Other engines have something else here: a scope we cannot name.
+			r.loraID = true
+			return d.c.skip(1)
+		}
+		r.loraName, err = d.c.bytes()
+	case fieldExtraKeys:
+		if d.c.isNil() {
+			return nil
+		}
+		r.extras = d.c.i
+		err = d.c.skip(1)
+	case fieldGroup:
+		if d.c.isNil() {
+			return nil
+		}
+		r.hasGroup = true
+		r.group, err = d.small("group", maxGroup)
+	case fieldKind:
+		if d.c.isNil() {
+			return nil
+		}
+		var name []byte
+		name, err = d.c.bytes()
+		r.kind = kindOf(name)
+	case fieldWindow:
+		if d.c.isNil() {
+			return nil
+		}
+		r.window, err = d.small("window", 1<<30)
+	case fieldLocality:
+		if d.c.isNil() {
+			return nil
+		}
+		var name []byte
+		name, err = d.c.bytes()
+		r.local = bytes.EqualFold(name, []byte("LOCAL"))
+		r.remote = !r.local
+	}
+	return err
+}
+
+func (d *Decoder) small(what string, most uint64) (int, error) {
+	if d.c.isNil() {
+		return 0, nil
+	}
+	v, negative, err := d.c.integer()
+	if err != nil {
+		return 0, err
+	}
+	if negative || v > most {
+		return 0, fmt.Errorf("%s of %d", what, int64(v))
+	}
+	return int(v), nil
+}
+
+// kindOf knows the kinds that keep every block of a prompt, and the sliding
+// window; the set is open.
+func kindOf(name []byte) GroupKind {
+	switch string(name) {
+	case "full_attention", "mla", "mla_attention", "sink_full", "sink_full_attention":
+		return Full
+	}
+	if bytes.HasPrefix(name, []byte("sliding_window")) {
+		return Sliding
+	}
+	return Other
+}
+
+// hash reads an int of any width and sign, or the last 8 bytes of a digest:
+// the same 64 bits in both forms.
+func (d *Decoder) hash() (uint64, error) {
+	code, err := d.c.peek()
+	if err != nil {
+		return 0, err
+	}
+	if !isBin(code) {
+		v, _, err := d.c.integer()
+		return v, err
+	}
+	b, err := d.c.bytes()
+	if err != nil {
+		return 0, err
+	}
+	if len(b) == 0 {
+		return 0, errors.New("empty block hash")
+	}
+	var v uint64
+	for _, x := range b[max(0, len(b)-8):] {
+		v = v<<8 | uint64(x)
+	}
+	return v, nil
+}
+
+func (d *Decoder) hashList() ([]uint64, error) {
+	if d.c.isNil() {
+		return nil, nil
+	}
+	n, err := d.c.array()
+	if err != nil {
+		return nil, err
+	}
+	at := len(d.hashes)
+	for range n {
+		v, err := d.hash()
+		if err != nil {
+			return nil, err
+		}
+		d.hashes = append(d.hashes, v)
+	}
+	return d.hashes[at:len(d.hashes):len(d.hashes)], nil
+}
+
+func (d *Decoder) tokenList() ([]uint32, error) {
+	if d.c.isNil() {
+		return nil, nil
+	}
+	n, err := d.c.array()
+	if err != nil {
+		return nil, err
+	}
+	at := len(d.tokens)
+	b, i := d.c.b, d.c.i
+	for range n {
+		// The widths that nearly all token ids have.
+		if i < len(b) && b[i] < 0x80 {
+			d.tokens = append(d.tokens, uint32(b[i]))
+			i++
+			continue
+		}
+		if i+2 < len(b) && b[i] == 0xcd {
+			d.tokens = append(d.tokens, uint32(b[i+1])<<8|uint32(b[i+2]))
+			i += 3
+			continue
+		}
+		d.c.i = i
+		v, negative, err := d.c.integer()
+		if err != nil {
+			return nil, err
+		}
+		if negative || v>>32 != 0 {
+			return nil, fmt.Errorf("token id of %d", int64(v))
+		}
+		d.tokens = append(d.tokens, uint32(v))
+		i = d.c.i
+	}
+	d.c.i = i
+	return d.tokens[at:len(d.tokens):len(d.tokens)], nil
+}

@@ -7,6 +7,9 @@ const keptBuffer = 1 << 20
 // firstGrowth is how much room is made ahead of bytes that have not come yet.
 const firstGrowth = 64 << 10
 
+// usualFrames is how many frames a new message has room for at once.
+const usualFrames = 4
+
 // Message is one multipart message. The zero value is ready for Recv, and
 // using one value again and again reuses its memory.
 type Message struct {
@@ -33,11 +36,19 @@ func (m *Message) grow(left, limit int) {
 	m.data = data
 }
 
-func (m *Message) endFrame() { m.ends = append(m.ends, len(m.data)) }
+func (m *Message) endFrame() {
+	if m.ends == nil {
+		m.ends = make([]int, 0, usualFrames)
+	}
+	m.ends = append(m.ends, len(m.data))
+}
 
 // finish cuts the frames out of data.
 func (m *Message) finish() {
 	m.Frames = m.Frames[:0]
+	if m.Frames == nil {
+		m.Frames = make([][]byte, 0, max(len(m.ends), usualFrames))
+	}
 	start := 0
 	for _, end := range m.ends {
 		m.Frames = append(m.Frames, m.data[start:end:end])

@@ -53,7 +53,7 @@ type Config struct {
 	Pool    string
 	Member  string
 	Picture Picture
-	// Tick is the least time between two deltas; 3 ms.
+	// Tick is the least time between two deltas; 1 ms.
 	Tick time.Duration
 	// HeartbeatEvery is the most time between two heartbeats; 1 s.
 	HeartbeatEvery time.Duration
@@ -111,7 +111,7 @@ func New(cfg Config) (*Publisher, error) {
 		return nil, fmt.Errorf("publish: %w", err)
 	}
 	if cfg.Tick <= 0 {
-		cfg.Tick = 3 * time.Millisecond
+		cfg.Tick = time.Millisecond
 	}
 	if cfg.HeartbeatEvery <= 0 {
 		cfg.HeartbeatEvery = protocol.HeartbeatEvery

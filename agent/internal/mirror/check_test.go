@@ -32,7 +32,7 @@ func (m *Mirror) check(drained bool) error {
 			continue
 		}
 		live++
-		if at, ok := m.byHash[n.hash]; !ok || at != i {
+		if at := m.byHash.get(n.hash); at != i {
 			return fmt.Errorf("hash %x of node %d leads to %d", n.hash, i, at)
 		}
 		if !m.alive(i) && n.child == 0 && n.told == 0 {
@@ -101,20 +101,23 @@ func (m *Mirror) check(drained bool) error {
 	switch {
 	case free != 0:
 		return fmt.Errorf("%d free nodes are lost", free)
-	case live != m.used || live != len(m.byHash):
-		return fmt.Errorf("%d nodes live, %d counted, %d hashes", live, m.used, len(m.byHash))
+	case live != m.used || live != m.byHash.used:
+		return fmt.Errorf("%d nodes live, %d counted, %d hashes", live, m.used, m.byHash.used)
 	case copied != m.gpuCopies || doubts != m.doubts:
 		return fmt.Errorf("copies %d counted %d, doubts %d counted %d", copied, m.gpuCopies, doubts, m.doubts)
 	case waiting != m.stats.Waiting || hidden != m.stats.Withheld:
 		return fmt.Errorf("waiting %d counted %d, withheld %d counted %d", waiting, m.stats.Waiting, hidden, m.stats.Withheld)
 	case count != m.count || digest != m.digest:
 		return fmt.Errorf("counts %v kept %v, digests %x kept %x", count, m.count, digest, m.digest)
-	case len(claims) != len(m.claims):
-		return fmt.Errorf("%d keys claimed, %d registered", len(claims), len(m.claims))
+	case len(claims) != m.byKey.used+len(m.shared):
+		return fmt.Errorf("%d keys claimed, %d registered, %d of them by several", len(claims), m.byKey.used, len(m.shared))
 	}
 	for key, n := range claims {
-		if e := m.claims[key]; e.n != n || e.owner != 0 && m.nodes[e.owner].key != key {
-			return fmt.Errorf("key %x claimed %d times, registered %+v", key, n, e)
+		switch at := m.byKey.get(uint64(key)); {
+		case m.shared[key] != 0 && (at != 0 || m.shared[key] != n):
+			return fmt.Errorf("key %x claimed %d times, shared by %d, registered for %d", key, n, m.shared[key], at)
+		case m.shared[key] == 0 && (n != 1 || at == 0 || m.nodes[at].key != key):
+			return fmt.Errorf("key %x claimed %d times, registered for %d", key, n, at)
 		}
 	}
 	return nil

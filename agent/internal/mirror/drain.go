@@ -81,23 +81,13 @@ func (m *Mirror) resolveOne(i int32) bool {
 	}
 	key = blockkey.Chain(key, n.local)
 	n.key, n.position = key, position
-	n.flags |= flagClaimed
 	m.reclassify(i, 0)
-	e := m.claims[key]
-	e.n++
-	if e.n == 1 {
-		e.owner = i
-	} else {
+	if m.claim(i) {
 		m.stats.Contradictions++
-		if e.owner != 0 && !m.nodes[e.owner].has(flagWithheld) {
-			m.withhold(e.owner)
-			m.shut(e.owner)
-		}
 		m.withhold(i)
 		n.flags |= flagShut
 		m.reclassify(i, flagHidden)
 	}
-	m.claims[key] = e
 	return true
 }
 

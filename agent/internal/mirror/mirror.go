@@ -139,11 +139,12 @@ type Mirror struct {
 	cfg       Config
 	blockSize int // 0: not known yet
 
-	nodes    []node // nodes[0] is the trunk: parent of all root blocks
-	free     int32  // first free node, linked by next
-	used     int    // nodes in use, without the trunk
-	byHash   map[uint64]int32
-	claims   map[blockkey.Key]claim
+	nodes    []node                 // nodes[0] is the trunk: parent of all root blocks
+	free     int32                  // first free node, linked by next
+	used     int                    // nodes in use, without the trunk
+	byHash   table                  // by engine hash
+	byKey    table                  // by block key, where one node alone claims it
+	shared   map[blockkey.Key]int32 // keys that several nodes have claimed, and how many still do
 	groups   []*group
 	crowded  bool // more groups than maxGroups were named
 	noCredit string
@@ -219,8 +220,9 @@ func (m *Mirror) Reset() {
 		cfg:        m.cfg,
 		blockSize:  m.cfg.BlockSize,
 		nodes:      make([]node, 1, 256),
-		byHash:     make(map[uint64]int32),
-		claims:     make(map[blockkey.Key]claim),
+		byHash:     newTable(),
+		byKey:      newTable(),
+		shared:     make(map[blockkey.Key]int32),
 		adapters:   map[string]uint16{"": 0},
 		rootHashes: make(map[blockkey.Key]uint64),
 		lastGroup:  -1,

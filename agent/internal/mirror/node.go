@@ -47,12 +47,6 @@ type laneSet uint8
 
 const allLanes laneSet = 1<<Lanes - 1
 
-// claim registers the nodes whose content has one key.
-type claim struct {
-	owner int32 // the first of them; 0: gone
-	n     int32
-}
-
 func (n *node) has(flag uint16) bool { return n.flags&flag != 0 }
 
 // add makes a node without copies and content. It returns 0 at the bound.
@@ -76,13 +70,13 @@ func (m *Mirror) add(hash uint64) int32 {
 		parent: detached,
 		flags:  m.nodes[i].flags&flagDirty | flagLive,
 	}
-	m.byHash[hash] = i
+	m.byHash.put(hash, i)
 	return i
 }
 
 // lookup returns the node of a hash, made if need be, or 0 at the bound.
 func (m *Mirror) lookup(hash uint64) int32 {
-	if i, ok := m.byHash[hash]; ok {
+	if i := m.byHash.get(hash); i != 0 {
 		return i
 	}
 	return m.add(hash)
@@ -161,7 +155,7 @@ func (m *Mirror) exorcise(i int32) {
 
 func (m *Mirror) release(i int32) {
 	n := &m.nodes[i]
-	delete(m.byHash, n.hash)
+	m.byHash.remove(n.hash)
 	*n = node{flags: n.flags & flagDirty, next: m.free}
 	m.free = i
 	m.used--
@@ -188,6 +182,29 @@ func (m *Mirror) unresolve(top int32) {
 	m.stack = stack
 }
 
+// claim registers a node under its key. It returns whether others have claimed
+// the key before; the one that was alone with it is withheld then.
+func (m *Mirror) claim(i int32) (contested bool) {
+	n := &m.nodes[i]
+	n.flags |= flagClaimed
+	if claims := m.shared[n.key]; claims > 0 {
+		m.shared[n.key] = claims + 1
+		return true
+	}
+	owner := m.byKey.get(uint64(n.key))
+	if owner == 0 {
+		m.byKey.put(uint64(n.key), i)
+		return false
+	}
+	m.byKey.remove(uint64(n.key))
+	m.shared[n.key] = 2
+	if !m.nodes[owner].has(flagWithheld) {
+		m.withhold(owner)
+		m.shut(owner)
+	}
+	return true
+}
+
 // unclaim takes a node off the register of its key.
 func (m *Mirror) unclaim(i int32) {
 	n := &m.nodes[i]
@@ -195,15 +212,13 @@ func (m *Mirror) unclaim(i int32) {
 		return
 	}
 	n.flags &^= flagClaimed
-	e := m.claims[n.key]
-	e.n--
-	if e.owner == i {
-		e.owner = 0
-	}
-	if e.n == 0 {
-		delete(m.claims, n.key)
-	} else {
-		m.claims[n.key] = e
+	switch claims := m.shared[n.key]; {
+	case claims > 1:
+		m.shared[n.key] = claims - 1
+	case claims == 1:
+		delete(m.shared, n.key)
+	default:
+		m.byKey.remove(uint64(n.key))
 	}
 }
 

@@ -7,9 +7,9 @@ func (m *Mirror) Remove(r Remove) {
 		return
 	}
 	for k, hash := range r.Hashes {
-		i, ok := m.byHash[hash]
+		i := m.byHash.get(hash)
 		done := false
-		if ok {
+		if i != 0 {
 			for _, g := range m.groups {
 				if (!r.HasGroup || g.id == r.Group) && m.removeFrom(g, i, r.Tier) {
 					done = true

@@ -180,8 +180,8 @@ func (m *Mirror) bringsNew(s *Store) bool {
 		return true
 	}
 	for _, hash := range s.Hashes {
-		i, ok := m.byHash[hash]
-		if !ok {
+		i := m.byHash.get(hash)
+		if i == 0 {
 			return true
 		}
 		for _, g := range m.groups {
@@ -200,8 +200,8 @@ func (m *Mirror) storeBelow(g *group, s *Store) {
 	if len(s.Hashes) == 0 {
 		return
 	}
-	i, ok := m.byHash[s.Hashes[len(s.Hashes)-1]]
-	if !ok || !m.alive(i) {
+	i := m.byHash.get(s.Hashes[len(s.Hashes)-1])
+	if i == 0 || !m.alive(i) {
 		m.stats.UnknownStored++
 		return
 	}

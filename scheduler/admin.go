@@ -33,7 +33,7 @@ func (s *Scheduler) admin() *http.Server {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		w.Write(text)
+		_, _ = w.Write(text)
 	})
 	return &http.Server{
 		Handler:           mux,
@@ -47,5 +47,5 @@ func (s *Scheduler) admin() *http.Server {
 func say(w http.ResponseWriter, status int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(status)
-	w.Write([]byte(text + "\n"))
+	_, _ = w.Write([]byte(text + "\n"))
 }

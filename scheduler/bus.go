@@ -1,7 +1,6 @@
 package scheduler
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -155,7 +154,7 @@ func (l *serverLog) Tracef(format string, v ...any)  { l.log.Debug(fmt.Sprintf(f
 func (l *serverLog) Warnf(format string, v ...any)   { l.log.Warn(fmt.Sprintf(format, v...)) }
 func (l *serverLog) Errorf(format string, v ...any)  { l.log.Error(fmt.Sprintf(format, v...)) }
 func (l *serverLog) Fatalf(format string, v ...any) {
-	err := errors.New(fmt.Sprintf(format, v...))
+	err := fmt.Errorf(format, v...)
 	l.fatal.CompareAndSwap(nil, &err)
 }
 

@@ -303,7 +303,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	}
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	if srv.Shutdown(grace) != nil {
-		srv.Close()
+		_ = srv.Close()
 	}
 	cancel()
 	if err == nil {

@@ -129,11 +129,12 @@ func (p *pool) unseal(id int32) {
 	if b.nextSame != none {
 		p.blocks[b.nextSame].prevSame = b.prevSame
 	}
-	if b.prevSame != none {
+	switch {
+	case b.prevSame != none:
 		p.blocks[b.prevSame].nextSame = b.nextSame
-	} else if b.nextSame != none {
+	case b.nextSame != none:
 		p.byHash[b.hash] = b.nextSame
-	} else {
+	default:
 		delete(p.byHash, b.hash)
 	}
 	b.hash, b.hashed, b.prevSame, b.nextSame = 0, false, none, none

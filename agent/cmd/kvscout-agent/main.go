@@ -40,8 +40,9 @@ Exit status: 0 after SIGINT or SIGTERM, 1 on failure, 2 for wrong usage.
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	os.Exit(run(ctx, os.Args[1:], os.Getenv, os.Stderr))
+	code := run(ctx, os.Args[1:], os.Getenv, os.Stderr)
+	stop()
+	os.Exit(code)
 }
 
 func run(ctx context.Context, args []string, getenv func(string) string, stderr io.Writer) int {

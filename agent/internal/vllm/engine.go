@@ -51,9 +51,10 @@ func NewEngine(cfg EngineConfig) (*Engine, error) {
 	}}, nil
 }
 
-// Host is the engine's host name, Address its host and port.
+// Host is the engine's host name.
 func (e *Engine) Host() string { return e.base.Hostname() }
 
+// Address is the engine's host and port.
 func (e *Engine) Address() string {
 	if e.base.Port() != "" {
 		return e.base.Host

@@ -138,7 +138,7 @@ func (s *stage) ready(ctx context.Context, ask pb.SchedulerClient) error {
 		select {
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return fmt.Errorf("%d of %d engines are exact after %v (last error: %v)", exact, want, readyTime, err)
+				return fmt.Errorf("%d of %d engines are exact after %v (last error: %w)", exact, want, readyTime, err)
 			}
 			return ctx.Err()
 		case <-s.ctx.Done():

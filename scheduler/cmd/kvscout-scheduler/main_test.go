@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"io"
 	"net"
@@ -81,7 +82,7 @@ func TestWrongUsage(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	var out bytes.Buffer
-	if _, err := parse([]string{"-version"}, env(), &out, io.Discard); err != flag.ErrHelp || !strings.HasPrefix(out.String(), "kvscout-scheduler ") {
+	if _, err := parse([]string{"-version"}, env(), &out, io.Discard); !errors.Is(err, flag.ErrHelp) || !strings.HasPrefix(out.String(), "kvscout-scheduler ") {
 		t.Error(err, out.String())
 	}
 }

@@ -204,7 +204,7 @@ func (i *Intake) askOne(ctx context.Context, address string, render endpoint, d 
 		if o == ok {
 			return r, ok, nil
 		}
-		worst, last = max(worst, o), fmt.Errorf("%s %s", try.endpoint, err)
+		worst, last = max(worst, o), fmt.Errorf("%s %w", try.endpoint, err)
 		if o == failed {
 			break
 		}

@@ -38,22 +38,21 @@ func members(doc []byte, f func(name string, value span)) bool {
 }
 
 // elements calls f for each element of the array that doc is, until f returns
-// false. It reports false when doc is no array.
-func elements(doc []byte, f func(value span) bool) bool {
+// false. A doc that is no array has none.
+func elements(doc []byte, f func(value span) bool) {
 	i := space(doc, 0)
 	if i >= len(doc) || doc[i] != '[' {
-		return false
+		return
 	}
 	for i = space(doc, i+1); doc[i] != ']'; {
 		value := span{from: i, to: skip(doc, i)}
 		if !f(value) {
-			return true
+			return
 		}
 		if i = space(doc, value.to); doc[i] == ',' {
 			i = space(doc, i+1)
 		}
 	}
-	return true
 }
 
 // skip returns where the value that starts at i ends.

@@ -118,7 +118,7 @@ func (s *scope) hash(r *Request, blocks int) {
 		s.keys, _ = blockkey.AppendBytes(s.keys[:0], s.Root(), r.Prompt.Tokens, s.BlockSize, r.Items)
 		return
 	}
-	parent := blockkey.Key(0)
+	var parent blockkey.Key
 	if n := len(s.keys); n > 0 {
 		parent = s.keys[n-1]
 	} else {

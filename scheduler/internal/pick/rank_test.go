@@ -117,7 +117,7 @@ func TestSessionBreaksNearTies(t *testing.T) {
 // shares does not decide.
 func TestReplicasAgreeAndSharedHeadsSpread(t *testing.T) {
 	one, two := newBed(t), newBed(t)
-	two.Picker.seed = 99
+	two.seed = 99
 	for i := range 8 {
 		name := fmt.Sprintf("m%d", i)
 		one.gpu(one.join(name), prompt(0, 320, 320), 20)

@@ -1,0 +1,430 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvscout/kvscout/e2e/fakevllm"
+	"github.com/kvscout/kvscout/e2e/stage"
+	"github.com/kvscout/kvscout/protocol/pb"
+)
+
+// freePort is one that nobody listens on now.
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// natsServer runs one as others do, and returns what stops it.
+func natsServer(t *testing.T, port int) (stop func()) {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	if !s.ReadyForConnections(patience) {
+		t.Fatal("the NATS server did not start")
+	}
+	stop = sync.OnceFunc(func() {
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+func TestExternalNATSComesLateAndGoesAway(t *testing.T) {
+	t.Parallel()
+	port := freePort(t)
+	p := open(t, stage.Options{NATS: fmt.Sprintf("nats://127.0.0.1:%d", port)})
+	e := p.engine(fakevllm.Config{})
+	var err error
+	if e.agent, err = p.Agent(stage.AgentOptions{Engine: e.URL(), Pod: "pod"}); err != nil {
+		t.Fatal(err)
+	}
+	list := several(1, 5)
+	e.complete(list...)
+	stop := natsServer(t, port)
+	start := time.Now()
+	e.untilMember(e.id(), "be exact", stage.Exact)
+	e.truth(soon, list...)
+	t.Log("true after", time.Since(start))
+
+	stop()
+	list = append(list, several(2, 5)...)
+	e.complete(list...)
+	natsServer(t, port)
+	start = time.Now()
+	e.truth(patience, list...)
+	t.Log("true again after", time.Since(start))
+}
+
+func TestSchedulerRestartsWithItsNATS(t *testing.T) {
+	t.Parallel()
+	p := open(t, stage.Options{})
+	list := several(1, 5)
+	var engines []*engine
+	for i := range 3 {
+		e := p.engine(fakevllm.Config{}).watched(fmt.Sprint("pod-", i))
+		e.complete(list[i:]...)
+		e.truth(soon, list...)
+		engines = append(engines, e)
+	}
+	if err := p.RestartScheduler(); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	for _, e := range engines {
+		e.untilMember(e.id(), "be exact", stage.Exact)
+		e.truth(soon, list...)
+	}
+	t.Log("all exact after", time.Since(start))
+}
+
+func TestTwoModelsNeverMeet(t *testing.T) {
+	t.Parallel()
+	p := open(t, stage.Options{})
+	one := p.engine(fakevllm.Config{Model: "one"}).watched("one")
+	two := p.engine(fakevllm.Config{Model: "two"}).watched("two")
+	q := random(1, 100)
+	one.complete(q)
+	one.truth(soon, q)
+	two.truth(soon, q)
+	r := q.request()
+	r.Model = "two"
+	list := p.score(r).GetCandidates()
+	if len(list) != 1 || list[0].GetMember().GetId() != two.id() || list[0].GetCached().GetGpu() != 0 {
+		t.Errorf("%v", list)
+	}
+}
+
+func TestAdaptersAndSaltsNeverMeet(t *testing.T) {
+	t.Parallel()
+	p := open(t, stage.Options{})
+	e := p.engine(fakevllm.Config{Adapters: []fakevllm.Adapter{{Name: "red", Path: "/red"}, {Name: "blue", Path: "/blue"}}}).watched("pod")
+	q := random(1, 100)
+	var all []prompt
+	for _, adapter := range []string{"", "red", "blue"} {
+		for _, salt := range []string{"", "s1", "s2"} {
+			x := q
+			x.adapter, x.salt = adapter, salt
+			all = append(all, x)
+		}
+	}
+	for i, x := range all {
+		e.complete(x)
+		e.truth(soon, all...)
+		for j, y := range all {
+			want := 0
+			if j <= i {
+				want = 96
+			}
+			e.expect(fmt.Sprintf("%q %q after %d", y.adapter, y.salt, i), y, want)
+		}
+	}
+	// An adapter of the same name from elsewhere is another one.
+	for _, path := range []string{"/v1/unload_lora_adapter", "/v1/load_lora_adapter"} {
+		if status, text := p.post(e.URL()+path, nil, map[string]string{"lora_name": "red", "lora_path": "/other"}); status != 200 {
+			t.Fatalf("%s: %d %s", path, status, text)
+		}
+	}
+	e.truth(soon, all...)
+	e.expect("the other red", all[3], 0)
+	e.expect("blue", all[6], 96)
+	e.complete(all[3])
+	e.truth(soon, all...)
+}
+
+func TestRanksStayApart(t *testing.T) {
+	t.Parallel()
+	p := open(t, stage.Options{})
+	e := p.engine(fakevllm.Config{Ranks: 3}).watched("pod")
+	var all []prompt
+	for rank := range 3 {
+		for i := range rank + 1 {
+			q := random(uint64(10*rank+i), 100)
+			for r := range 3 {
+				q.rank = r
+				all = append(all, q)
+			}
+			q.rank = rank
+			e.complete(q)
+		}
+	}
+	e.truth(soon, all...)
+	ranking := p.score(random(20, 100).request())
+	first := ranking.GetCandidates()[0].GetMember()
+	if first.GetRank() != 2 || first.GetId() != e.agent.Members[2] || len(ranking.GetCandidates()) != 3 {
+		t.Errorf("%v", ranking)
+	}
+	// The epochs of ranks are their own, their address is the same.
+	for _, c := range ranking.GetCandidates() {
+		if c.GetMember().GetAddress() != e.Addr() || c.GetMember().GetPod() != "pod" {
+			t.Errorf("%v", c.GetMember())
+		}
+	}
+}
+
+func TestTextHasTheEnginesTokens(t *testing.T) {
+	for name, cfg := range map[string]fakevllm.Config{"render": {ScaleOut: true}, "tokenize only": {}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := open(t, stage.Options{})
+			e := p.engine(cfg).watched("pod")
+			text := strings.Repeat("All that glitters is not gold. ", 7)
+			tokens, _ := e.serve("/v1/completions", 0, map[string]any{"model": model, "prompt": text, "max_tokens": 1})
+			e.untilMember(e.id(), "know the blocks", func(m *pb.MemberState) bool { return int(m.GetHeldGpu()) == tokens/size })
+			body := fmt.Sprintf(`{"model":%q,"prompt":%q,"max_tokens":1}`, model, text)
+			for form, r := range map[string]*pb.Request{
+				"text": {Prompt: &pb.Request_Text{Text: text}},
+				"body": {Prompt: &pb.Request_OpenaiBody{OpenaiBody: []byte(body)}},
+			} {
+				ranking := p.score(r)
+				want := (tokens - 1) / size * size
+				if got := int(ranking.GetCandidates()[0].GetCached().GetGpu()); got != want || int(ranking.GetPromptTokens()) != tokens || ranking.GetFallback() != "" {
+					t.Errorf("%s: promised %d of %d tokens (%q), want %d of %d", form, got, ranking.GetPromptTokens(), ranking.GetFallback(), want, tokens)
+				}
+			}
+			_, cached := e.serve("/v1/completions", 0, map[string]any{"model": model, "prompt": text, "max_tokens": 1})
+			if cached != (tokens-1)/size*size {
+				t.Errorf("the engine counts %d", cached)
+			}
+		})
+	}
+}
+
+func TestWithoutTokensLoadDecidesAndSaysSo(t *testing.T) {
+	t.Parallel()
+	p := open(t, stage.Options{})
+	conn := p.bus()
+	nobody := net.JoinHostPort("127.0.0.1", strconv.Itoa(freePort(t)))
+	var list []*speaker
+	for i := range 2 {
+		s := p.speaker(conn, fmt.Sprint("m", i))
+		s.mu.Lock()
+		s.info = proto.Clone(s.info).(*pb.MemberInfo)
+		s.info.Address = nobody
+		s.mu.Unlock()
+		list = append(list, s)
+	}
+	list[0].loaded(&pb.Load{Running: proto.Uint32(90), Waiting: proto.Uint32(30)})
+	p.untilMember(list[0].id, "be busy", func(m *pb.MemberState) bool { return m.GetRunning() == 90 })
+	for _, s := range list {
+		p.untilMember(s.id, "have an address", func(m *pb.MemberState) bool { return m.GetMember().GetAddress() == nobody })
+	}
+	for name, r := range map[string]*pb.Request{
+		"text": {Prompt: &pb.Request_Text{Text: "a secret"}},
+		"chat": p.chatRequest(chat("a secret", "a secret")),
+		"none": {},
+	} {
+		ranking := p.pick(r).GetRanking()
+		if f := ranking.GetFallback(); !strings.Contains(f, "load only") || strings.Contains(f, "secret") {
+			t.Errorf("%s: fallback %q", name, f)
+		}
+		if first := ranking.GetCandidates()[0].GetMember().GetId(); first != list[1].id {
+			t.Errorf("%s: the busy one is first", name)
+		}
+	}
+	// Tokens need no engine.
+	if f := p.score(random(1, 100).request()).GetFallback(); f != "" {
+		t.Errorf("tokens: fallback %q", f)
+	}
+}
+
+func TestEveryAnswerSaysWhatItStandsOn(t *testing.T) {
+	t.Parallel()
+	p := open(t, stage.Options{})
+	exact := p.engine(fakevllm.Config{}).watched("exact")
+	partial := p.engine(fakevllm.Config{BufferSteps: 4})
+	partial.complete(several(9, 20)...)
+	partial.watched("partial")
+	blind := p.engine(fakevllm.Config{NoEvents: true}).watched("blind")
+	q := random(1, 1000)
+	exact.complete(q)
+	exact.truth(soon, q)
+	want := map[string]pb.Trust{
+		exact.id(): pb.Trust_TRUST_EXACT, partial.id(): pb.Trust_TRUST_APPROXIMATE, blind.id(): pb.Trust_TRUST_UNKNOWN,
+	}
+	for id, trust := range want {
+		p.untilMember(id, "be "+trust.String(), func(m *pb.MemberState) bool { return m.GetPicture().GetTrust() == trust })
+	}
+	ranking := p.pick(q.request()).GetRanking()
+	if ranking.GetReason() == "" || ranking.GetPolicy() != "default" || ranking.GetPromptTokens() != 1000 || len(ranking.GetCandidates()) != 3 {
+		t.Errorf("%v", ranking)
+	}
+	for _, c := range ranking.GetCandidates() {
+		id, picture := c.GetMember().GetId(), c.GetPicture()
+		if picture.GetTrust() != want[id] || (picture.GetReason() == "") != (want[id] == pb.Trust_TRUST_EXACT) {
+			t.Errorf("%s: %v", id, picture)
+		}
+		if picture.GetEpoch() == 0 || picture.GetAgeMs() > 5000 {
+			t.Errorf("%s: %v", id, picture)
+		}
+		cached := c.GetCached()
+		if cached.GetGpu()+cached.GetHost()+cached.GetDisk()+cached.GetPredicted()+c.GetUncachedTokens() != 1000 {
+			t.Errorf("%s: %v and %d uncached are not 1000", id, cached, c.GetUncachedTokens())
+		}
+		cost := c.GetCost()
+		sum := cost.GetWaitMs() + cost.GetLoadMs() + cost.GetPrefillMs() + cost.GetMissMs() + cost.GetDecodeMs()
+		if d := sum - cost.GetTotalMs(); d > 1e-6 || d < -1e-6 || cost.GetTotalMs() <= 0 {
+			t.Errorf("%s: the parts of %v add up to %v", id, cost, sum)
+		}
+	}
+	first := ranking.GetCandidates()[0]
+	if first.GetMember().GetId() != exact.id() || first.GetPicture().GetEngineBatches() != exact.Events(0).Stats().Next || first.GetPicture().GetSequence() == 0 {
+		t.Errorf("%v; the engine sent %d batches", first, exact.Events(0).Stats().Next)
+	}
+}
+
+func TestWatchTellsWhoComesAndGoes(t *testing.T) {
+	t.Parallel()
+	p := open(t, stage.Options{})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	stream, err := p.Client.Watch(ctx, &pb.WatchRequest{IntervalMs: 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	until := func(what string, holds func([]*pb.MemberState) bool) {
+		t.Helper()
+		for {
+			answer, err := stream.Recv()
+			if err != nil {
+				t.Fatalf("waiting until %s: %v", what, err)
+			}
+			if holds(answer.GetFleet().GetMembers()) {
+				return
+			}
+		}
+	}
+	until("nobody is there", func(m []*pb.MemberState) bool { return len(m) == 0 })
+	e := p.engine(fakevllm.Config{}).watched("pod")
+	until("a member is exact", func(m []*pb.MemberState) bool { return len(m) == 1 && stage.Exact(m[0]) })
+	e.complete(random(1, 100))
+	until("it holds 6 blocks", func(m []*pb.MemberState) bool { return len(m) == 1 && m[0].GetHeldGpu() == 6 })
+	e.agent.Stop()
+	until("nobody is there", func(m []*pb.MemberState) bool { return len(m) == 0 })
+	cancel()
+	if _, err := stream.Recv(); status.Code(err) != codes.Canceled {
+		t.Error(err)
+	}
+}
+
+func TestReportsStandBesideThePredictions(t *testing.T) {
+	t.Parallel()
+	p := open(t, stage.Options{})
+	e := p.engine(fakevllm.Config{}).watched("pod")
+	q := random(1, 1000)
+	var prompts, cached uint64
+	for i := range 3 {
+		picked := p.pick(q.request())
+		got := uint64(e.complete(q))
+		prompts, cached = prompts+1000, cached+got
+		if promised := picked.GetRanking().GetCandidates()[0].GetCached().GetGpu(); promised != got {
+			t.Errorf("request %d: promised %d, the engine counts %d", i, promised, got)
+		}
+		if m := p.member(e.id()); m.GetReservedRequests() != 1 {
+			t.Errorf("request %d: %d reserved", i, m.GetReservedRequests())
+		}
+		for _, outcome := range []pb.Outcome{pb.Outcome_OUTCOME_FIRST_TOKEN, pb.Outcome_OUTCOME_FINISHED} {
+			answer, err := p.Client.Report(t.Context(), &pb.ReportRequest{
+				Decision: picked.GetDecision(), Outcome: outcome, PromptTokens: proto.Uint64(1000), CachedTokens: proto.Uint64(got),
+				OutputTokens: proto.Uint64(1), TtftMs: proto.Float64(5),
+			})
+			if err != nil || !answer.GetKnown() {
+				t.Errorf("request %d: %v, %v", i, answer, err)
+			}
+		}
+		e.truth(soon, q)
+	}
+	m := p.member(e.id())
+	if m.GetReportedRequests() != 3 || m.GetReportedPromptTokens() != prompts || m.GetReportedCachedTokens() != cached ||
+		m.GetPredictedCachedTokens() != cached || m.GetReservedRequests() != 0 || m.GetReservedTokens() != 0 {
+		t.Errorf("%v; want %d prompt and %d cached tokens", m, prompts, cached)
+	}
+	// A caller that gives up leaves no load behind.
+	picked := p.pick(q.request())
+	if _, err := p.Client.Report(t.Context(), &pb.ReportRequest{Decision: picked.GetDecision(), Outcome: pb.Outcome_OUTCOME_CANCELLED}); err != nil {
+		t.Fatal(err)
+	}
+	if m := p.member(e.id()); m.GetReservedRequests() != 0 || m.GetReservedTokens() != 0 {
+		t.Errorf("%v", m)
+	}
+}
+
+// Two small engines under concurrent callers who go where they are told, with
+// evictions, preemptions and a reset: in the end every promise is the truth.
+func TestTheWholeUnderLoad(t *testing.T) {
+	t.Parallel()
+	p := open(t, stage.Options{})
+	engines := map[string]*engine{}
+	for i, cfg := range []fakevllm.Config{
+		{Blocks: 48, Preemption: true, MaxBatchedTokens: 128, Speedup: 200},
+		{Blocks: 96, MaxBatchedTokens: 128, Speedup: 200, Era: fakevllm.Arrays},
+	} {
+		e := p.engine(cfg).watched(fmt.Sprint("pod-", i))
+		engines[e.id()] = e
+	}
+	heads := several(1, 6)
+	ask := func(q prompt) {
+		answer, err := p.Client.Pick(t.Context(), &pb.PickRequest{Request: q.request()}, grpc.WaitForReady(true))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		e := engines[answer.GetRanking().GetCandidates()[0].GetMember().GetId()]
+		_, cached := e.serve("/v1/completions", 0, map[string]any{"model": model, "prompt": q.tokens, "max_tokens": 20})
+		if _, err := p.Client.Report(t.Context(), &pb.ReportRequest{
+			Decision: answer.GetDecision(), Outcome: pb.Outcome_OUTCOME_FINISHED,
+			PromptTokens: proto.Uint64(uint64(len(q.tokens))), CachedTokens: proto.Uint64(uint64(cached)),
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+	var mu sync.Mutex
+	var asked []prompt
+	var group sync.WaitGroup
+	for caller := range 10 {
+		group.Go(func() {
+			for i := range 10 {
+				q := heads[(caller+i)%len(heads)].branch(3*size, uint64(1000*caller+i), 200)
+				ask(q)
+				mu.Lock()
+				asked = append(asked, q)
+				mu.Unlock()
+			}
+		})
+	}
+	group.Go(func() {
+		for _, e := range engines {
+			e.act("/reset_prefix_cache", url.Values{})
+		}
+	})
+	group.Wait()
+	for _, e := range engines {
+		state := e.State(0)
+		t.Logf("evicted %d, preempted %d, true after %v", state.Counters.Evicted, state.Counters.Preempted, e.truth(soon, asked[len(asked)-40:]...))
+		if state.Counters.Evicted == 0 {
+			t.Error("nothing was evicted")
+		}
+	}
+}

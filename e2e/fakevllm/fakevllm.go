@@ -307,7 +307,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	}
 	cancel()
 	if err == nil {
-		<-failed
+		_ = <-failed
 	}
 	e.requests.Wait()
 	group.Wait()

@@ -32,7 +32,7 @@ func (m *Mirror) check(drained bool) error {
 			continue
 		}
 		live++
-		if at := m.byHash.get(n.hash); at != i {
+		if at := m.find(n.hash); at != i {
 			return fmt.Errorf("hash %x of node %d leads to %d", n.hash, i, at)
 		}
 		if !m.alive(i) && n.child == 0 && n.told == 0 {
@@ -113,7 +113,7 @@ func (m *Mirror) check(drained bool) error {
 		return fmt.Errorf("%d keys claimed, %d registered, %d of them by several", len(claims), m.byKey.used, len(m.shared))
 	}
 	for key, n := range claims {
-		switch at := m.byKey.get(uint64(key)); {
+		switch at := m.claimant(key); {
 		case m.shared[key] != 0 && (at != 0 || m.shared[key] != n):
 			return fmt.Errorf("key %x claimed %d times, shared by %d, registered for %d", key, n, m.shared[key], at)
 		case m.shared[key] == 0 && (n != 1 || at == 0 || m.nodes[at].key != key):

@@ -74,9 +74,19 @@ func (m *Mirror) add(hash uint64) int32 {
 	return i
 }
 
+// find returns the node of a hash, 0 if there is none.
+func (m *Mirror) find(hash uint64) int32 {
+	return m.byHash.get(hash, func(i int32) bool { return m.nodes[i].hash == hash })
+}
+
+// claimant returns the node that alone claims a key, 0 if there is none.
+func (m *Mirror) claimant(key blockkey.Key) int32 {
+	return m.byKey.get(uint64(key), func(i int32) bool { return m.nodes[i].key == key })
+}
+
 // lookup returns the node of a hash, made if need be, or 0 at the bound.
 func (m *Mirror) lookup(hash uint64) int32 {
-	if i := m.byHash.get(hash); i != 0 {
+	if i := m.find(hash); i != 0 {
 		return i
 	}
 	return m.add(hash)
@@ -155,7 +165,7 @@ func (m *Mirror) exorcise(i int32) {
 
 func (m *Mirror) release(i int32) {
 	n := &m.nodes[i]
-	m.byHash.remove(n.hash)
+	m.byHash.remove(n.hash, i)
 	*n = node{flags: n.flags & flagDirty, next: m.free}
 	m.free = i
 	m.used--
@@ -191,12 +201,12 @@ func (m *Mirror) claim(i int32) (contested bool) {
 		m.shared[n.key] = claims + 1
 		return true
 	}
-	owner := m.byKey.get(uint64(n.key))
+	owner := m.claimant(n.key)
 	if owner == 0 {
 		m.byKey.put(uint64(n.key), i)
 		return false
 	}
-	m.byKey.remove(uint64(n.key))
+	m.byKey.remove(uint64(n.key), owner)
 	m.shared[n.key] = 2
 	if !m.nodes[owner].has(flagWithheld) {
 		m.withhold(owner)
@@ -218,7 +228,7 @@ func (m *Mirror) unclaim(i int32) {
 	case claims == 1:
 		delete(m.shared, n.key)
 	default:
-		m.byKey.remove(uint64(n.key))
+		m.byKey.remove(uint64(n.key), i)
 	}
 }
 

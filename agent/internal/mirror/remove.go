@@ -7,7 +7,7 @@ func (m *Mirror) Remove(r Remove) {
 		return
 	}
 	for k, hash := range r.Hashes {
-		i := m.byHash.get(hash)
+		i := m.find(hash)
 		done := false
 		if i != 0 {
 			for _, g := range m.groups {

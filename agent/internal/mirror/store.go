@@ -180,7 +180,7 @@ func (m *Mirror) bringsNew(s *Store) bool {
 		return true
 	}
 	for _, hash := range s.Hashes {
-		i := m.byHash.get(hash)
+		i := m.find(hash)
 		if i == 0 {
 			return true
 		}
@@ -200,7 +200,7 @@ func (m *Mirror) storeBelow(g *group, s *Store) {
 	if len(s.Hashes) == 0 {
 		return
 	}
-	i := m.byHash.get(s.Hashes[len(s.Hashes)-1])
+	i := m.find(s.Hashes[len(s.Hashes)-1])
 	if i == 0 || !m.alive(i) {
 		m.stats.UnknownStored++
 		return

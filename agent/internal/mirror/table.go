@@ -5,9 +5,10 @@ import (
 	"math/rand/v2"
 )
 
-// table finds a node by a 64-bit number. It is an open-addressed hash table with
-// linear probing: one line of memory for nearly every call. The numbers come
-// from outside, so where one has its home depends on a seed of this process.
+// table finds a node by one of its 64-bit numbers, which it leaves in the node. It
+// is an open-addressed hash table with linear probing: one line of memory for
+// nearly every call. The numbers come from outside, so where one has its home
+// depends on a seed of this process.
 type table struct {
 	slots []slot // a power of two of them
 	shift uint   // of a slot's mark: what remains is its home
@@ -17,7 +18,6 @@ type table struct {
 
 // slot is free when its node is 0, which is the trunk.
 type slot struct {
-	key  uint64
 	mark uint32
 	node int32
 }
@@ -38,44 +38,42 @@ func (t *table) mark(key uint64) uint32 {
 	return uint32((hi ^ lo) >> 32)
 }
 
-// at is where key is, or the free slot where it would be.
-func (t *table) at(key uint64) (int, uint32) {
+// get returns the node of key, 0 if there is none. Whether a node is the one,
+// its owner says.
+func (t *table) get(key uint64, is func(node int32) bool) int32 {
 	mark := t.mark(key)
 	mask := len(t.slots) - 1
-	i := int(mark >> t.shift)
-	for {
-		s := &t.slots[i&mask]
-		if s.node == 0 || s.key == key {
-			return i & mask, mark
+	for i := int(mark >> t.shift); ; i++ {
+		s := t.slots[i&mask]
+		if s.node == 0 || s.mark == mark && is(s.node) {
+			return s.node
 		}
+	}
+}
+
+// put enters a node whose key is not there.
+func (t *table) put(key uint64, node int32) {
+	if t.used++; 4*t.used > 3*len(t.slots) {
+		t.resize(2 * len(t.slots))
+	}
+	t.enter(slot{mark: t.mark(key), node: node})
+}
+
+func (t *table) enter(s slot) {
+	mask := len(t.slots) - 1
+	i := int(s.mark >> t.shift)
+	for t.slots[i&mask].node != 0 {
 		i++
 	}
+	t.slots[i&mask] = s
 }
 
-// get returns the node of key, 0 if there is none.
-func (t *table) get(key uint64) int32 {
-	i, _ := t.at(key)
-	return t.slots[i].node
-}
-
-// put enters or replaces the node of key.
-func (t *table) put(key uint64, node int32) {
-	i, mark := t.at(key)
-	if t.slots[i].node == 0 {
-		if t.used++; 4*t.used > 3*len(t.slots) {
-			t.resize(2 * len(t.slots))
-			i, _ = t.at(key)
-		}
-	}
-	t.slots[i] = slot{key: key, mark: mark, node: node}
-}
-
-// remove takes key out if it is there.
-func (t *table) remove(key uint64) {
+// remove takes out a node that is there.
+func (t *table) remove(key uint64, node int32) {
 	mask := len(t.slots) - 1
-	hole, _ := t.at(key)
-	if t.slots[hole].node == 0 {
-		return
+	hole := int(t.mark(key) >> t.shift)
+	for t.slots[hole].node != node {
+		hole = (hole + 1) & mask
 	}
 	t.used--
 	// What stands behind the hole moves up unless that is before its home.
@@ -95,10 +93,7 @@ func (t *table) resize(n int) {
 	t.shift = uint(32 - bits.TrailingZeros(uint(n)))
 	for _, s := range old {
 		if s.node != 0 {
-			i := int(s.mark >> t.shift)
-			for ; t.slots[i&(n-1)].node != 0; i++ {
-			}
-			t.slots[i&(n-1)] = s
+			t.enter(s)
 		}
 	}
 }

@@ -6,56 +6,67 @@ import (
 	"pgregory.net/rapid"
 )
 
+// owned is a table with the numbers of its nodes.
+type owned struct {
+	table
+	keys []uint64 // of node i+1
+}
+
+func (o *owned) find(key uint64) int32 {
+	return o.get(key, func(i int32) bool { return o.keys[i-1] == key })
+}
+
 func TestTableIsAMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		m := newTable()
-		want := map[uint64]int32{}
-		// Few different keys, so that most actions meet one that is there.
-		keys := rapid.SliceOfNDistinct(rapid.Uint64(), 1, 200, rapid.ID[uint64]).Draw(t, "keys")
+		o := owned{table: newTable(), keys: rapid.SliceOfNDistinct(rapid.Uint64(), 1, 200, rapid.ID[uint64]).Draw(t, "keys")}
+		there := map[int32]bool{}
 		for range rapid.IntRange(1, 1000).Draw(t, "actions") {
-			key := rapid.SampledFrom(keys).Draw(t, "key")
-			if node := rapid.Int32Range(0, 9).Draw(t, "node"); node > 0 {
-				m.put(key, node)
-				want[key] = node
+			node := rapid.Int32Range(1, int32(len(o.keys))).Draw(t, "node")
+			if there[node] {
+				o.remove(o.keys[node-1], node)
+				delete(there, node)
 			} else {
-				m.remove(key)
-				delete(want, key)
+				o.put(o.keys[node-1], node)
+				there[node] = true
 			}
-			if m.used != len(want) {
-				t.Fatalf("%d entries, want %d", m.used, len(want))
+			if o.used != len(there) {
+				t.Fatalf("%d entries, want %d", o.used, len(there))
 			}
 		}
-		for _, key := range keys {
-			if got := m.get(key); got != want[key] {
-				t.Fatalf("%x leads to %d, want %d", key, got, want[key])
+		for i, key := range o.keys {
+			want := int32(0)
+			if there[int32(i+1)] {
+				want = int32(i + 1)
+			}
+			if got := o.find(key); got != want {
+				t.Fatalf("%x leads to %d, want %d", key, got, want)
 			}
 		}
 	})
 }
 
-// A wrong home after a removal would lose entries of the same neighbourhood.
+// A wrong move after a removal would lose entries of the same neighbourhood.
 func TestTableClosesHoles(t *testing.T) {
-	m := newTable()
-	var crowd []uint64 // all at home in the last slot
-	for key := uint64(1); len(crowd) < firstSlots/2; key++ {
-		if int(m.mark(key)>>m.shift) == firstSlots-1 {
-			crowd = append(crowd, key)
-			m.put(key, int32(len(crowd)))
+	o := owned{table: newTable()} // all at home in the last slot
+	for key := uint64(1); len(o.keys) < firstSlots/2; key++ {
+		if int(o.mark(key)>>o.shift) == firstSlots-1 {
+			o.keys = append(o.keys, key)
+			o.put(key, int32(len(o.keys)))
 		}
 	}
-	for gone, key := range crowd {
-		m.remove(key)
-		for i, other := range crowd {
+	for gone, key := range o.keys {
+		o.remove(key, int32(gone+1))
+		for i, other := range o.keys {
 			want := int32(i + 1)
 			if i <= gone {
 				want = 0
 			}
-			if got := m.get(other); got != want {
+			if got := o.find(other); got != want {
 				t.Fatalf("after %d removals entry %d leads to %d, want %d", gone+1, i, got, want)
 			}
 		}
 	}
-	if m.used != 0 {
-		t.Errorf("%d entries left", m.used)
+	if o.used != 0 {
+		t.Errorf("%d entries left", o.used)
 	}
 }

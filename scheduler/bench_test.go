@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net"
+	"syscall"
 	"testing"
 	"time"
 
@@ -23,25 +24,16 @@ const (
 )
 
 // BenchmarkPickRPC is a decision over loopback gRPC: 8,192 tokens, 64 members
-// that hold more and more of them. BenchmarkEmptyRPC, an empty answer to the
-// same bytes on a server without any of ours, is its measure.
+// that hold more and more of them. Its measures are an empty answer to the
+// same bytes: BenchmarkEmptyRPC from the same server without a picker, and
+// BenchmarkBareRPC from a server as gRPC makes it, without anything of ours.
 func BenchmarkPickRPC(b *testing.B) {
 	s, _ := start(b, Config{})
 	fill(b, s)
-	client := pb.NewSchedulerClient(dial(b, s))
-	requests(b, func(b *testing.B, r *pb.Request) {
-		req := &pb.PickRequest{Request: r}
-		var last *pb.PickResponse
-		for b.Loop() {
-			var err error
-			if last, err = client.Pick(context.Background(), req); err != nil {
-				b.Fatal(err)
-			}
-		}
-		if last.GetRanking().GetFallback() != "" {
-			b.Fatal(last.GetRanking().GetFallback())
-		}
-	})
+	last := callAll(b, s.Addrs().GRPC)
+	if last.GetRanking().GetFallback() != "" {
+		b.Fatal(last.GetRanking().GetFallback())
+	}
 }
 
 // BenchmarkPick is the same without the wire.
@@ -60,7 +52,20 @@ func BenchmarkPick(b *testing.B) {
 }
 
 func BenchmarkEmptyRPC(b *testing.B) {
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxReceive))
+	s, err := New(Config{NATSURL: "nats://127.0.0.1:1"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	server := grpc.NewServer(s.options()...)
+	callAll(b, serveEmpty(b, server))
+}
+
+func BenchmarkBareRPC(b *testing.B) {
+	callAll(b, serveEmpty(b, grpc.NewServer(grpc.MaxRecvMsgSize(maxReceive))))
+}
+
+// serveEmpty runs a server that answers nothing and returns its address.
+func serveEmpty(b *testing.B, server *grpc.Server) string {
 	pb.RegisterSchedulerServer(server, empty{})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -68,21 +73,58 @@ func BenchmarkEmptyRPC(b *testing.B) {
 	}
 	done := make(chan struct{})
 	go func() { defer close(done); server.Serve(l) }()
-	defer func() { server.Stop(); <-done }()
-	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	b.Cleanup(func() { server.Stop(); <-done })
+	return l.Addr().String()
+}
+
+// callAll runs the benchmarks of a server: one caller, and several at a time.
+// It returns the last answer to the one.
+func callAll(b *testing.B, address string) *pb.PickResponse {
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer conn.Close()
 	client := pb.NewSchedulerClient(conn)
+	var last *pb.PickResponse
 	requests(b, func(b *testing.B, r *pb.Request) {
 		req := &pb.PickRequest{Request: r}
+		b.ReportAllocs()
+		used := cpuTime()
 		for b.Loop() {
-			if _, err := client.Pick(context.Background(), req); err != nil {
+			if last, err = client.Pick(context.Background(), req); err != nil {
 				b.Fatal(err)
 			}
 		}
+		b.ReportMetric(float64(cpuTime()-used)/float64(b.N), "cpu-ns/op")
 	})
+	b.Run("parallel", func(b *testing.B) {
+		requests(b, func(b *testing.B, r *pb.Request) {
+			req := &pb.PickRequest{Request: r}
+			b.SetParallelism(4)
+			used := cpuTime()
+			b.RunParallel(func(p *testing.PB) {
+				for p.Next() {
+					if _, err := client.Pick(context.Background(), req); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "calls/s")
+			b.ReportMetric(float64(cpuTime()-used)/float64(b.N), "cpu-ns/op")
+		})
+	})
+	return last
+}
+
+// cpuTime is what this process, callers and server together, has used.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 type empty struct {

@@ -21,6 +21,7 @@ type meters struct {
 	decisions metric.Int64Counter
 	duration  metric.Float64Histogram
 	reports   metric.Int64Counter
+	calls     *calls
 
 	mu   sync.RWMutex // guards made
 	made map[labels]options
@@ -49,6 +50,7 @@ func newMeters(s *Scheduler) (*meters, error) {
 		decisions: b.counter(telemetry.SchedulerDecisions, "{decision}", "Answers to Pick and Score."),
 		duration:  b.histogram(telemetry.SchedulerDecisionDuration, "s", "Time from decoded request to answer.", durations),
 		reports:   b.counter(telemetry.SchedulerReports, "{report}", "Calls of Report."),
+		calls:     newCalls(b),
 	}
 	b.observeFleet(s)
 	b.observeIndex(s)

@@ -156,10 +156,7 @@ func (s *Scheduler) Run(ctx context.Context) (err error) {
 	}
 	defer people.Close()
 	state, admin := health.NewServer(), s.admin()
-	server, err := s.server(state)
-	if err != nil {
-		return err
-	}
+	server := s.server(state)
 	defer server.Stop()
 	bus, err := openBus(&s.cfg)
 	if err != nil {

@@ -238,7 +238,7 @@ func TestCompleteSystem(t *testing.T) {
 		`kvscout_scheduler_intake_prompts_total{kvscout_source="none"} 1`,
 		`kvscout_scheduler_reports_total{kvscout_outcome="finished"} 1`,
 		`kvscout_scheduler_reported_prompt_tokens 7`, `kvscout_scheduler_reported_cached_tokens 3`,
-		`rpc_server_call_duration_seconds_count`, `kvscout_scheduler_panics_total 0`,
+		`rpc_server_call_duration_seconds_count{rpc_method="kvscout.scheduler.v1.Scheduler/Pick",rpc_response_status_code="OK",rpc_system_name="grpc"} 1`, `kvscout_scheduler_panics_total 0`,
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("/metrics lacks %s", want)

@@ -1,18 +1,18 @@
 package scheduler
 
 import (
-	"fmt"
 	"runtime"
 	"time"
 
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc/filters"
+	metricsoff "go.opentelemetry.io/otel/metric/noop"
+	tracesoff "go.opentelemetry.io/otel/trace/noop"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/reflection"
 
 	"github.com/kvscout/kvscout/protocol/pb"
@@ -21,6 +21,9 @@ import (
 const (
 	// maxReceive has room for 2 million token ids in any form.
 	maxReceive = 16 << 20
+	// window is what a connection may have under way, and a call of it: fixed,
+	// as gRPC's own estimate of it costs pings.
+	window = 1 << 20
 	// maxStreams of one connection at a time.
 	maxStreams = 4096
 	// connectionAge lets callers spread over replicas again; connectionGrace
@@ -31,21 +34,24 @@ const (
 	pingMin = 10 * time.Second
 )
 
-// bufferExponents are the sizes of pooled message buffers, as powers of two.
-// gRPC's own pool goes from 32 KiB to 1 MiB in one step and clears the whole
-// buffer for each message, which is where prompts of more than 8,000 tokens are.
-var bufferExponents = []uint8{8, 12, 14, 15, 16, 17, 18, 19, 20, 22, 24}
-
 // server builds the gRPC server with all its services.
-func (s *Scheduler) server(state *health.Server) (*grpc.Server, error) {
-	buffers, err := mem.NewBinaryTieredBufferPool(bufferExponents...)
-	if err != nil {
-		return nil, fmt.Errorf("message buffers: %w", err)
-	}
-	server := grpc.NewServer(
-		experimental.BufferPool(buffers),
+func (s *Scheduler) server(state *health.Server) *grpc.Server {
+	server := grpc.NewServer(s.options()...)
+	pb.RegisterSchedulerServer(server, s.rpc)
+	healthpb.RegisterHealthServer(server, state)
+	reflection.Register(server)
+	return server
+}
+
+func (s *Scheduler) options() []grpc.ServerOption {
+	pool := &buffers{}
+	options := []grpc.ServerOption{
+		experimental.BufferPool(pool),
+		grpc.ForceServerCodecV2(codec{pool}),
 		// A goroutine that lives on has grown its stack before.
-		grpc.NumStreamWorkers(uint32(4*runtime.GOMAXPROCS(0))),
+		grpc.NumStreamWorkers(uint32(4 * runtime.GOMAXPROCS(0))),
+		grpc.InitialWindowSize(window),
+		grpc.InitialConnWindowSize(window),
 		grpc.MaxRecvMsgSize(maxReceive),
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingMin, PermitWithoutStream: true}),
@@ -53,17 +59,16 @@ func (s *Scheduler) server(state *health.Server) (*grpc.Server, error) {
 			MaxConnectionAge:      connectionAge,
 			MaxConnectionAgeGrace: connectionGrace,
 		}),
-		grpc.ChainUnaryInterceptor(s.rpc.Unary),
-		grpc.ChainStreamInterceptor(s.rpc.Stream),
-		grpc.StatsHandler(otelgrpc.NewServerHandler(
-			otelgrpc.WithMeterProvider(s.telemetry.Meters),
+		grpc.ChainUnaryInterceptor(s.meters.calls.unary, s.rpc.Unary),
+		grpc.ChainStreamInterceptor(s.meters.calls.stream, s.rpc.Stream),
+	}
+	if _, off := s.telemetry.Tracers.(tracesoff.TracerProvider); !off {
+		options = append(options, grpc.StatsHandler(otelgrpc.NewServerHandler(
 			otelgrpc.WithTracerProvider(s.telemetry.Tracers),
+			otelgrpc.WithMeterProvider(metricsoff.NewMeterProvider()), // calls counts
 			otelgrpc.WithPropagators(s.telemetry.Propagator),
 			otelgrpc.WithFilter(filters.Not(filters.HealthCheck())),
-		)),
-	)
-	pb.RegisterSchedulerServer(server, s.rpc)
-	healthpb.RegisterHealthServer(server, state)
-	reflection.Register(server)
-	return server, nil
+		)))
+	}
+	return options
 }

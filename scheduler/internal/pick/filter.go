@@ -16,6 +16,7 @@ type work struct {
 	scopes     []scope
 	at         []int32 // by member number: its place in candidates plus one
 	depths     []index.Depths
+	sent       sighting
 	round      policy.Round
 	scores     []float64
 	order      []int32

@@ -90,6 +90,8 @@ func (f *forecast) look(keys []blockkey.Key, s *sighting, now time.Time) int {
 	return deepest
 }
 
+func (s *sighting) reset() { *s = sighting{found: s.found[:0]} }
+
 func (s *sighting) see(m *sent, depth int) {
 	for i := range s.found {
 		if f := &s.found[i]; f.member == m.member && f.epoch == m.epoch {

@@ -132,7 +132,8 @@ func (s *scope) hash(r *Request, blocks int) {
 // search asks the index and the forecast about one scope.
 func (p *Picker) search(w *work, at int, r *Request, now time.Time) {
 	s := &w.scopes[at]
-	var sent sighting
+	sent := &w.sent
+	sent.reset()
 	for blocks := firstBlocks; ; blocks *= 4 {
 		s.hash(r, blocks)
 		w.depths = p.index.Match(s.keys, w.depths[:0])
@@ -142,7 +143,7 @@ func (p *Picker) search(w *work, at int, r *Request, now time.Time) {
 				deepest = max(deepest, int(w.depths[i].Depth[l]))
 			}
 		}
-		deepest = max(deepest, p.forecast.look(s.keys, &sent, now))
+		deepest = max(deepest, p.forecast.look(s.keys, sent, now))
 		s.known = deepest
 		if deepest < len(s.keys) || len(s.keys) == s.blocks {
 			break

@@ -119,20 +119,29 @@ func TestPeers04HolesEndThePrefix(t *testing.T) {
 }
 
 func TestPeers05LostBatchesAreReplayed(t *testing.T) {
-	t.Parallel()
-	p := open(t, stage.Options{})
-	e := p.engine(fakevllm.Config{Blocks: 64})
-	events, _ := e.behind(t, "pod")
-	known := several(1, 10)
-	e.complete(known...)
-	e.truth(soon, known...)
-	events.drop(8)
-	lost := several(2, 12) // with evictions
-	e.complete(lost...)
-	p.until("messages were lost", func() bool { return events.dropped() == 8 })
-	t.Log("true after", e.truth(soon, append(known, lost...)...))
-	if n := p.counted(e.agent.Admin(), "kvscout_agent_tail_events_total", `"replayed"`); n < 8 {
-		t.Errorf("%v batches replayed", n)
+	for name, cfg := range map[string]fakevllm.Config{
+		"with topics":         {},
+		"as before 0.26":      {ThreeFrameReplay: true, Era: fakevllm.Arrays},
+		"a replay that drops": {ReplayHWM: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := open(t, stage.Options{})
+			cfg.Blocks = 64
+			e := p.engine(cfg)
+			events, _ := e.behind(t, "pod")
+			known := several(1, 10)
+			e.complete(known...)
+			e.truth(soon, known...)
+			events.drop(8)
+			lost := several(2, 12) // with evictions
+			e.complete(lost...)
+			p.until("messages were lost", func() bool { return events.dropped() == 8 })
+			e.truth(patience, append(known, lost...)...)
+			if n := p.counted(e.agent.Admin(), "kvscout_agent_tail_events_total", `"replayed"`); n < 8 {
+				t.Errorf("%v batches replayed", n)
+			}
+		})
 	}
 }
 

@@ -117,6 +117,56 @@ func TestTwoModelsNeverMeet(t *testing.T) {
 	}
 }
 
+func TestAnotherModelAtTheSameAddress(t *testing.T) {
+	t.Parallel()
+	p := open(t, stage.Options{})
+	e := p.engine(fakevllm.Config{Model: "old"}).watched("pod")
+	q := random(1, 100)
+	e.complete(q)
+	e.truth(soon, q)
+	e.cfg.Model, e.cfg.BlockSize = "new", 32
+	e.restart()
+	e.untilMember(e.id(), "serve the new model", func(m *pb.MemberState) bool {
+		return len(m.GetModels()) == 1 && m.GetModels()[0] == "new" && m.GetBlockSize() == 32 && stage.Exact(m)
+	})
+	e.truth(soon, q)
+	e.complete(q)
+	e.truth(soon, q)
+	e.expect("blocks of 32", q, 96)
+	old := q.request()
+	old.Model = "old"
+	if _, err := p.Client.Score(t.Context(), &pb.ScoreRequest{Request: old}); status.Code(err) != codes.NotFound {
+		t.Errorf("the old model: %v", err)
+	}
+}
+
+func TestLongPrompts(t *testing.T) {
+	t.Parallel()
+	p := open(t, stage.Options{})
+	e := p.engine(fakevllm.Config{}).watched("pod")
+	q := random(1, 120_000)
+	e.complete(q)
+	e.truth(patience, q, q.branch(60_000, 2, 10), q.branch(16, 3, 50_000))
+	e.expect("all but the last block", q, 119_984)
+}
+
+func TestEngineThatComputesInSilenceIsNotTrusted(t *testing.T) {
+	t.Parallel()
+	p := open(t, stage.Options{})
+	e := p.engine(fakevllm.Config{})
+	mute, err := fakevllm.NewPublisher(fakevllm.PublisherConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Go(mute.Run)
+	e.watchedBy(stage.AgentOptions{Pod: "pod", Events: mute.Endpoint(), Replay: "none"})
+	e.complete(random(1, 1600))
+	e.complete(random(2, 1600))
+	e.untilMember(e.id(), "be unknown", func(m *pb.MemberState) bool {
+		return m.GetPicture().GetTrust() == pb.Trust_TRUST_UNKNOWN && strings.Contains(m.GetPicture().GetReason(), "no events")
+	})
+}
+
 func TestAdaptersAndSaltsNeverMeet(t *testing.T) {
 	t.Parallel()
 	p := open(t, stage.Options{})

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // field is what a position or a key of an event holds.
@@ -243,17 +244,19 @@ func (d *Decoder) tokenList() ([]uint32, error) {
 		return nil, err
 	}
 	at := len(d.tokens)
+	d.tokens = slices.Grow(d.tokens, n)[:at+n]
+	tokens := d.tokens[at : at+n : at+n]
 	b, i := d.c.b, d.c.i
-	for range n {
+	for k := range tokens {
 		// The widths that nearly all token ids have.
-		if i < len(b) && b[i] < 0x80 {
-			d.tokens = append(d.tokens, uint32(b[i]))
-			i++
+		if i+2 < len(b) && b[i] == 0xcd {
+			tokens[k] = uint32(b[i+1])<<8 | uint32(b[i+2])
+			i += 3
 			continue
 		}
-		if i+2 < len(b) && b[i] == 0xcd {
-			d.tokens = append(d.tokens, uint32(b[i+1])<<8|uint32(b[i+2]))
-			i += 3
+		if i < len(b) && b[i] < 0x80 {
+			tokens[k] = uint32(b[i])
+			i++
 			continue
 		}
 		d.c.i = i
@@ -264,9 +267,9 @@ func (d *Decoder) tokenList() ([]uint32, error) {
 		if negative || v>>32 != 0 {
 			return nil, fmt.Errorf("token id of %d", int64(v))
 		}
-		d.tokens = append(d.tokens, uint32(v))
+		tokens[k] = uint32(v)
 		i = d.c.i
 	}
 	d.c.i = i
-	return d.tokens[at:len(d.tokens):len(d.tokens)], nil
+	return tokens, nil
 }

@@ -68,7 +68,7 @@ type Stats struct {
 // Match takes no lock and waits for nobody; the others take turns.
 type Index struct {
 	cfg    Config
-	table  *table
+	heads  *table // keys that begin a run: all that readers look up
 	pages  *slab[pages]
 	runs   *slab[runs]
 	lists  *slab[lists]
@@ -77,18 +77,20 @@ type Index struct {
 	places sync.Pool // of *[]uint32 by member, for readers
 
 	mu      sync.Mutex // guards the rest, and the writers' halves of the above
+	inner   *table     // keys at even offsets of runs but 0, and tips
 	sets    sets
 	holders []*holder // by member*Lanes + lane
 	loose   map[uint32][]span
 
-	memberships, spans, shed, refused int64
+	content, memberships, spans, shed, refused int64
 
-	alone   [1]uint64 // groups' answer for a run with one group
-	next    []uint64  // groups that move builds
-	touched uint64    // keeps touches of memory alive
-	spots   [batch]spot
-	keys    [batch]uint64
-	cells   [batch]uint32
+	changing uint32    // the run that changed last, 0 if it died
+	alone    [1]uint64 // groups' answer for a run with one group
+	next     []uint64  // groups that move builds
+	touched  uint64    // keeps touches of memory alive
+	spots    [batch]spot
+	keys     [batch]uint64
+	cells    [batch]uint32
 }
 
 // New returns an empty index.
@@ -108,7 +110,7 @@ func New(cfg Config) *Index {
 		places := make([]uint32, cfg.MaxMembers)
 		return &places
 	}
-	x.table = newTable(x.pages)
+	x.heads, x.inner = newTable(x.pages, true), newTable(x.pages, false)
 	x.sets = sets{blocks: x.blocks, grace: &x.grace, byHash: make(map[uint64]holders)}
 	x.grace.reclaim = x.reclaim
 	return x
@@ -138,48 +140,46 @@ func (x *Index) Store(m Member, l Lane, parent blockkey.Key, position uint32, ke
 		x.refused++
 		return
 	}
+	if len(keys) == 0 {
+		return
+	}
 	h := x.holder(m, l)
-	n, offset, known := x.behind(h, parent, position)
-	for len(keys) > 0 {
+	n, offset, found := x.behind(h, parent, position)
+	if !found {
+		n, offset, found = x.place(parent, position, keys[0])
+	}
+	for {
+		// If found, keys[0] belongs at offset of run n: it stands there, or
+		// begins another run, or is not in the index.
 		var r *run
-		if known {
-			r = x.run(n)
-			known = offset < r.length && x.key(r, offset) == uint64(keys[0])
-		}
-		if !known {
-			var c uint32
-			if c, known = x.table.find(uint64(keys[0])); known {
-				n, offset = x.locate(c)
-				r = x.run(n)
-			}
-		}
 		var count int
-		if known {
-			count = x.common(r, offset, keys)
-		} else {
-			if r == nil && position > 0 {
-				if c, ok := x.table.find(uint64(parent)); ok {
+		if found {
+			r = x.run(n)
+			if offset == r.length || x.key(r, offset) != uint64(keys[0]) {
+				if c, begins := x.heads.find(uint64(keys[0])); begins {
 					n, offset = x.locate(c)
-					offset++
 					r = x.run(n)
+				} else if found = false; offset == r.length {
+					count = x.extend(n, r, keys)
 				}
 			}
-			if r != nil && offset == r.length {
-				count = x.extend(n, r, keys)
-			}
-			if count == 0 {
-				n, offset = x.newRun(position), 0
-				r = x.run(n)
-				count = x.extend(n, r, keys)
-			}
+		}
+		if found {
+			count = x.common(r, offset, keys)
+		} else if count == 0 {
+			n, offset = x.newRun(position), 0
+			r = x.run(n)
+			count = x.extend(n, r, keys)
 		}
 		x.cover(h, n, r, offset, offset+uint32(count))
-		keys = keys[count:]
+		h.last = n
+		if keys = keys[count:]; len(keys) == 0 {
+			return
+		}
 		position += uint32(count)
 		offset += uint32(count)
-		known = true
+		found = true
 	}
-	h.last = n
 }
 
 // holder of (m, l), made if need be.
@@ -221,6 +221,24 @@ func (x *Index) recent(h *holder) *run {
 	return &c[h.last&(1<<runsBits-1)]
 }
 
+// place is where key is, or where it would be if its parent's run went on.
+//
+// A key at an odd offset follows its parent, which stands at an even one or
+// begins the run, and so is found. If neither is found, key is new. Only who
+// names a false parent is misled: it may get less than it holds.
+func (x *Index) place(parent blockkey.Key, position uint32, key blockkey.Key) (n, offset uint32, ok bool) {
+	if position > 0 {
+		if n, offset, ok = x.find(parent); ok {
+			return n, offset + 1, true
+		}
+	}
+	if n, offset, ok = x.find(key); ok || position > 0 {
+		return n, offset, ok
+	}
+	n, offset, ok = x.find(parent)
+	return n, offset + 1, ok
+}
+
 // Remove says that m no longer holds keys, consecutive blocks of one chain
 // from position on. Keys that are not held change nothing. Position only
 // helps to find the place.
@@ -231,28 +249,67 @@ func (x *Index) Remove(m Member, l Lane, position uint32, keys []blockkey.Key) {
 	if h == nil {
 		return
 	}
-	for len(keys) > 0 {
-		n, offset := h.last, uint32(0)
-		r := x.recent(h)
-		if r != nil {
-			offset = position - r.start
-		}
-		if r == nil || offset >= r.length || x.key(r, offset) != uint64(keys[0]) {
-			c, ok := x.table.find(uint64(keys[0]))
-			if !ok {
-				keys = keys[1:]
-				position++
-				continue
-			}
-			n, offset = x.locate(c)
-			r = x.run(n)
-		}
-		count := x.common(r, offset, keys)
-		x.uncover(h, n, r, offset, offset+uint32(count))
-		h.last = n
-		keys = keys[count:]
-		position += uint32(count)
+	if len(keys) == 0 {
+		return
 	}
+	n, offset, found := x.heldAt(h, position, keys)
+	for {
+		count := 1
+		if found {
+			r := x.run(n)
+			count = x.common(r, offset, keys)
+			x.uncover(h, n, r, offset, offset+uint32(count))
+			h.last = n
+		}
+		if keys = keys[count:]; len(keys) == 0 {
+			return
+		}
+		// A key that neither begins a run nor stands at an even offset
+		// follows the one before it, and that was not in this run, or not
+		// there at all.
+		n, offset, found = x.find(keys[0])
+	}
+}
+
+// heldAt is the place of keys[0], if h holds it.
+func (x *Index) heldAt(h *holder, position uint32, keys []blockkey.Key) (n, offset uint32, ok bool) {
+	if r := x.recent(h); r != nil {
+		if offset = position - r.start; offset < r.length && x.key(r, offset) == uint64(keys[0]) {
+			return h.last, offset, true
+		}
+	}
+	n, offset, ok = x.find(keys[0])
+	if !ok && len(keys) > 1 {
+		n, offset, ok = x.find(keys[1])
+		ok = ok && offset > 0 && x.key(x.run(n), offset-1) == uint64(keys[0])
+		offset--
+	}
+	if ok && x.holds(h, n, offset) {
+		return n, offset, true
+	}
+	if at, o, held := x.search(h, position, keys[0]); held {
+		return at, o, true
+	}
+	return n, offset, ok
+}
+
+// search looks for a block in all that h holds: first where its position says.
+func (x *Index) search(h *holder, position uint32, key blockkey.Key) (n, offset uint32, ok bool) {
+	for n := range h.pieces() {
+		r := x.run(n)
+		if offset = position - r.start; offset < r.length && x.key(r, offset) == uint64(key) {
+			return n, offset, true
+		}
+	}
+	for n := range h.pieces() {
+		r := x.run(n)
+		for offset := uint32(1); offset < r.length; offset += 2 {
+			if x.key(r, offset) == uint64(key) {
+				return n, offset, true
+			}
+		}
+	}
+	return 0, 0, false
 }
 
 // known is the holder of (m, l), or nil if it holds nothing.
@@ -319,11 +376,11 @@ func (x *Index) Stats() Stats {
 	return Stats{
 		Bytes:       x.bytes(),
 		MaxBytes:    x.cfg.MaxBytes,
-		Blocks:      x.table.used,
+		Blocks:      x.content,
 		Memberships: x.memberships,
 		Runs:        x.runs.cells,
 		Sets:        int64(len(x.sets.byHash)),
-		LoadFactor:  float64(x.table.used) / float64(x.table.cells),
+		LoadFactor:  float64(x.inner.used) / float64(x.inner.cells),
 		Shed:        x.shed,
 		Refused:     x.refused,
 	}
@@ -331,5 +388,5 @@ func (x *Index) Stats() Stats {
 
 // bytes of memory taken.
 func (x *Index) bytes() int64 {
-	return x.table.bytes + x.pages.total + x.runs.total + x.lists.total + x.blocks.total
+	return x.heads.bytes + x.inner.bytes + x.pages.total + x.runs.total + x.lists.total + x.blocks.total
 }

@@ -76,7 +76,7 @@ func (x *Index) match(keys []blockkey.Key, dst []Depths) []Depths {
 
 // head is the run that begins with key, or nil.
 func (x *Index) head(key blockkey.Key) *run {
-	c, ok := x.table.find(uint64(key))
+	c, ok := x.heads.find(uint64(key))
 	if !ok {
 		return nil
 	}

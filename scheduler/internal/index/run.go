@@ -21,16 +21,17 @@ type run struct {
 
 	// The writers' half, guarded by Index.mu.
 	start  uint32
+	mark   uint64 // of the last cut
 	length uint32
 	wrote  uint32 // keys up to here were seen by readers since the last grace
-	mark   uint64 // of the last cut
 	loose  uint32 // spans in Index.loose
+	tip    bool   // the last key is in the table although its offset is odd
 
 	pages [inlinePages]uint32
 }
 
 const (
-	inlinePages = 7
+	inlinePages = 6
 	maxRun      = 4096 // keys; so groups and directories fit into a cell
 	batch       = 64   // keys whose home lines are fetched at once
 )
@@ -65,11 +66,13 @@ func (x *Index) newRun(start uint32) uint32 {
 	r := x.run(n)
 	r.groups.Store(0)
 	r.directory.Store(0)
-	r.start, r.length, r.wrote, r.mark, r.loose = start, 0, 0, 0, 0
+	r.start, r.length, r.wrote, r.mark, r.loose, r.tip = start, 0, 0, 0, 0, false
 	return n
 }
 
-// extend appends keys to a run, up to the first that the index has already.
+// extend appends keys, of which the first is not in the index, up to the
+// first that begins another run. No other can be there: it would follow its
+// parent.
 func (x *Index) extend(n uint32, r *run, keys []blockkey.Key) int {
 	if r.wrote > r.length {
 		if !x.grace.passed(r.mark) {
@@ -77,21 +80,22 @@ func (x *Index) extend(n uint32, r *run, keys []blockkey.Key) int {
 		}
 		r.wrote = r.length
 	}
+	x.open(n)
+	x.untip(r)
 	keys = keys[:min(len(keys), int(maxRun-r.length))]
 	from := r.length
 	var page *[pageKeys]uint64
 	var p uint32
 	for i, k := range keys {
 		if i%batch == 0 {
-			touched := uint64(0)
-			for j, k := range keys[i:min(i+batch, len(keys))] {
-				at, tags := x.table.look(uint64(k))
-				x.spots[j] = at
-				touched ^= tags
-			}
-			x.touched = touched
+			x.lookEven(keys[i:min(i+batch, len(keys))], r.length&1)
 		}
 		offset := r.length
+		if i > 0 {
+			if _, begins := x.heads.find(uint64(k)); begins {
+				break
+			}
+		}
 		if page == nil || offset%pageKeys == 0 {
 			if offset%pageKeys == 0 {
 				p = x.newPage(n, r, offset>>pageBits)
@@ -101,16 +105,83 @@ func (x *Index) extend(n uint32, r *run, keys []blockkey.Key) int {
 			page = &x.pages.chunk(p).keys[p&(1<<pagesBits-1)]
 		}
 		page[offset%pageKeys] = uint64(k)
-		if _, there := x.table.insert(uint64(k), x.spots[i%batch], p<<pageBits|offset%pageKeys); there {
-			if offset%pageKeys == 0 {
-				x.pages.free(p) // no cell leads to it
-			}
-			break
+		c := p<<pageBits | offset%pageKeys
+		switch {
+		case offset == 0:
+			at, _ := x.heads.look(uint64(k))
+			x.heads.insert(uint64(k), at, c)
+		case offset&1 == 0:
+			x.inner.insert(uint64(k), x.spots[i%batch], c)
 		}
 		r.length++
 	}
 	r.wrote = r.length
+	x.content += int64(r.length - from)
 	return int(r.length - from)
+}
+
+// lookEven finds the spots of every other of keys, beginning with the first
+// or the second.
+func (x *Index) lookEven(keys []blockkey.Key, first uint32) {
+	touched := uint64(0)
+	for i := int(first); i < len(keys); i += 2 {
+		at, tags := x.inner.look(uint64(keys[i]))
+		x.spots[i] = at
+		touched ^= tags
+	}
+	x.touched = touched
+}
+
+// cellOf is the cell of a key of a run.
+func (x *Index) cellOf(r *run, offset uint32) uint32 {
+	return x.page(r, offset>>pageBits)<<pageBits | offset%pageKeys
+}
+
+// open makes n the run that changes now. Its last key may be missing from the
+// tables until another one changes; find looks at it.
+func (x *Index) open(n uint32) {
+	if x.changing == n {
+		return
+	}
+	if x.changing != 0 {
+		if r := x.run(x.changing); r.length > 0 && r.length&1 == 0 && !r.tip {
+			k := x.key(r, r.length-1)
+			at, _ := x.inner.look(k)
+			x.inner.insert(k, at, x.cellOf(r, r.length-1))
+			r.tip = true
+		}
+	}
+	x.changing = n
+}
+
+// untip takes the last key of a run out of the table, if it is there only for
+// being the last.
+func (x *Index) untip(r *run) {
+	if r.tip {
+		k := x.key(r, r.length-1)
+		at, _ := x.inner.look(k)
+		x.inner.remove(k, at, x.cellOf(r, r.length-1))
+		r.tip = false
+	}
+}
+
+// find is the place of a key that begins a run, stands at an even offset, or
+// ends a run.
+func (x *Index) find(key blockkey.Key) (n, offset uint32, ok bool) {
+	c, ok := x.heads.find(uint64(key))
+	if !ok {
+		c, ok = x.inner.find(uint64(key))
+	}
+	if ok {
+		n, offset = x.locate(c)
+		return n, offset, true
+	}
+	if n = x.changing; n != 0 {
+		if r := x.run(n); r.length > 0 && x.key(r, r.length-1) == uint64(key) {
+			return n, r.length - 1, true
+		}
+	}
+	return 0, 0, false
 }
 
 // newPage gives a run its page k.
@@ -175,26 +246,35 @@ func (x *Index) cut(n uint32, r *run) {
 	if length >= r.length {
 		return
 	}
-	for at := r.length; at > length; {
-		count := min(batch, at-length)
+	x.open(n)
+	x.untip(r)
+	for at := r.length; at > max(length, 1); {
+		count := min(batch, at-max(length, 1))
 		at -= count
 		touched := uint64(0)
-		for i := range count {
+		for i := at & 1; i < count; i += 2 {
 			offset := at + i
 			p := x.page(r, offset>>pageBits)
 			k := x.pages.chunk(p).keys[p&(1<<pagesBits-1)][offset%pageKeys]
-			spot, tags := x.table.look(k)
+			spot, tags := x.inner.look(k)
 			x.spots[i], x.keys[i], x.cells[i] = spot, k, p<<pageBits|offset%pageKeys
 			touched ^= tags
 		}
 		x.touched = touched
-		for i := range count {
-			x.table.remove(x.keys[i], x.spots[i], x.cells[i])
+		for i := at & 1; i < count; i += 2 {
+			x.inner.remove(x.keys[i], x.spots[i], x.cells[i])
 		}
+	}
+	if length == 0 {
+		k := x.key(r, 0)
+		at, _ := x.heads.look(k)
+		x.heads.remove(k, at, x.cellOf(r, 0))
+		x.changing = 0
 	}
 	for k := (length + pageKeys - 1) >> pageBits; k < (r.length+pageKeys-1)>>pageBits; k++ {
 		x.grace.retire(retiredPage, x.page(r, k))
 	}
+	x.content -= int64(r.length - length)
 	r.length = length
 	r.mark = x.grace.since()
 	if length == 0 {

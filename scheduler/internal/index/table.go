@@ -16,6 +16,7 @@ import (
 // that none went past. Keys never move within a segment.
 type table struct {
 	pages    *slab[pages] // where the keys are
+	shared   bool         // readers look into it
 	segments [segments]atomic.Pointer[segment]
 
 	// The writers' half, guarded by Index.mu.
@@ -60,8 +61,8 @@ const (
 	pastShift = 32
 )
 
-func newTable(p *slab[pages]) *table {
-	t := &table{pages: p}
+func newTable(p *slab[pages], shared bool) *table {
+	t := &table{pages: p, shared: shared}
 	for i := range t.segments {
 		t.segments[i].Store(t.newSegment(uint32(i), 1))
 	}
@@ -155,62 +156,60 @@ func (t *table) look(key uint64) (spot, uint64) {
 	return spot{s, uint32(n), uint16(number), uint8(tag)}, s.lines[n].tags[0]
 }
 
-// insert puts a key at its spot into cell unless it is there; then it returns
-// its cell.
-func (t *table) insert(key uint64, at spot, cell uint32) (uint32, bool) {
+// insert puts a key, which is not there, at its spot, and notes its cell.
+func (t *table) insert(key uint64, at spot, cell uint32) {
 	s := at.segment
 	if s.used >= s.limit || s.old {
 		if s = t.segments[at.number].Load(); s.used >= s.limit {
-			s = t.resize(uint32(at.number), s, s.used+1)
+			t.resize(uint32(at.number), s, s.used+1)
 		}
 		at, _ = t.look(key)
+		s = at.segment
 	}
-	tag := uint64(at.tag)
-	n := uint64(at.line)
-	var free *line
-	var freeByte uint // bit of the free cell's tag in tags
-	first := n
-	freeAt := n
-	for {
+	for n := uint64(at.line); ; {
 		l := &s.lines[n]
-		t0, t1 := l.tags[0], l.tags[1]
-		for m := zeros(t0 ^ tag*lows); m != 0; m &= m - 1 {
-			if c := l.cells[bits.TrailingZeros64(m)>>3]; t.keyAt(c) == key {
-				return c, true
-			}
-		}
-		for m := zeros(t1^tag*lows) & highs4; m != 0; m &= m - 1 {
-			if c := l.cells[8+bits.TrailingZeros64(m)>>3]; t.keyAt(c) == key {
-				return c, true
-			}
-		}
-		if free == nil {
-			if m := zeros(t0); m != 0 {
-				free, freeByte, freeAt = l, uint(bits.TrailingZeros64(m)>>3), n
-			} else if m := zeros(t1) & highs4; m != 0 {
-				free, freeByte, freeAt = l, 8+uint(bits.TrailingZeros64(m)>>3), n
-			}
-		}
-		if n++; n == uint64(len(s.lines)) {
-			n = 0
-		}
-		if free != nil && (t1>>pastShift == 0 || n == first) {
+		i := l.free()
+		if i >= 0 {
+			t.setCell(&l.cells[i], cell)
+			w := &l.tags[i>>3]
+			t.set(w, *w|uint64(at.tag)<<(i&7*8))
 			break
 		}
-	}
-	for n := first; n != freeAt; {
-		past := &s.lines[n].tags[1]
-		atomic.StoreUint64(past, *past+1<<pastShift)
+		t.set(&l.tags[1], l.tags[1]+1<<pastShift)
 		if n++; n == uint64(len(s.lines)) {
 			n = 0
 		}
 	}
-	atomic.StoreUint32(&free.cells[freeByte], cell)
-	w := &free.tags[freeByte>>3]
-	atomic.StoreUint64(w, *w|tag<<(freeByte&7*8))
 	s.used++
 	t.used++
-	return cell, false
+}
+
+// set writes a word that readers may look at.
+func (t *table) set(w *uint64, v uint64) {
+	if t.shared {
+		atomic.StoreUint64(w, v)
+	} else {
+		*w = v
+	}
+}
+
+func (t *table) setCell(c *uint32, v uint32) {
+	if t.shared {
+		atomic.StoreUint32(c, v)
+	} else {
+		*c = v
+	}
+}
+
+// free is a free place in the line, or -1.
+func (l *line) free() int {
+	if m := zeros(l.tags[0]); m != 0 {
+		return bits.TrailingZeros64(m) >> 3
+	}
+	if m := zeros(l.tags[1]) & highs4; m != 0 {
+		return 8 + bits.TrailingZeros64(m)>>3
+	}
+	return -1
 }
 
 // remove takes key from its spot, out of cell.
@@ -226,10 +225,10 @@ func (t *table) remove(key uint64, at spot, cell uint32) {
 		l := &s.lines[n]
 		if i := l.find(tag, cell); i >= 0 {
 			w := &l.tags[i>>3]
-			atomic.StoreUint64(w, *w&^(0xff<<(i&7*8)))
+			t.set(w, *w&^(0xff<<(i&7*8)))
 			for p := first; p != n; {
 				past := &s.lines[p].tags[1]
-				atomic.StoreUint64(past, *past-1<<pastShift)
+				t.set(past, *past-1<<pastShift)
 				if p++; p == uint64(len(s.lines)) {
 					p = 0
 				}
@@ -289,13 +288,7 @@ func (s *segment) put(key uint64, cell uint32) {
 	_, home, tag := place(key)
 	for n := s.lineOf(home); ; {
 		l := &s.lines[n]
-		i := -1
-		if m := zeros(l.tags[0]); m != 0 {
-			i = bits.TrailingZeros64(m) >> 3
-		} else if m := zeros(l.tags[1]) & highs4; m != 0 {
-			i = 8 + bits.TrailingZeros64(m)>>3
-		}
-		if i >= 0 {
+		if i := l.free(); i >= 0 {
 			l.cells[i] = cell
 			l.tags[i>>3] |= tag << (i & 7 * 8)
 			return

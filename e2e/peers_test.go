@@ -256,10 +256,7 @@ func TestPeers10MemoryIsBounded(t *testing.T) {
 	for i := range 4 {
 		p.speaker(conn, fmt.Sprintf("m%d", i))
 	}
-	prompts := 4_000
-	if testing.Short() {
-		prompts = 1_000
-	}
+	const prompts = 1_500
 	keys := make([]uint64, 512)
 	pick := func(i int) {
 		for j := range keys {

@@ -214,6 +214,9 @@ func (m *Mirror) storeBelow(g *group, s *Store) {
 // adapter returns the number of an adapter's name; ok is false for names that
 // are not kept.
 func (m *Mirror) adapter(name string) (id uint16, ok bool) {
+	if name == "" {
+		return 0, true
+	}
 	if id, ok := m.adapters[name]; ok {
 		return id, true
 	}

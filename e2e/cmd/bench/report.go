@@ -86,17 +86,22 @@ func (r *result) print(w io.Writer) {
 		}
 	}
 	if len(r.Throughput) > 0 {
-		fmt.Fprintf(w, "\n%-34s %19s %19s %19s %14s\n", "thousand stored blocks", "a second", "agent CPU second", "sched. CPU second", "NATS B/block")
+		fmt.Fprintf(w, "\n%-36s %13s %13s %13s %13s\n", "thousand stored blocks", "a second", "of it on NATS", "agent CPU s", "sched. CPU s")
 	}
 	for _, t := range r.Throughput {
-		fmt.Fprintf(w, "%-34s %19s %19s", "into "+t.Into+", "+t.Name,
-			figure(t.Runs, "%.0f", func(t throughput) float64 { return t.PerWall / 1000 }),
-			figure(t.Runs, "%.0f", func(t throughput) float64 { return t.PerAgent / 1000 }))
+		fmt.Fprintf(w, "%-36s", "into "+t.Into+", "+t.Name)
+		for _, of := range []func(throughput) float64{
+			func(t throughput) float64 { return t.PerWall },
+			func(t throughput) float64 { return t.PerWall * float64(t.Keys) / float64(t.Blocks) },
+			func(t throughput) float64 { return t.PerAgent },
+		} {
+			fmt.Fprintf(w, " %13s", figure(t.Runs, "%.0f", func(t throughput) float64 { return of(t) / 1000 }))
+		}
 		scheduler := "-"
 		if t.Into == "scheduler" {
 			scheduler = figure(t.Runs, "%.0f", func(t throughput) float64 { return t.PerScheduler / 1000 })
 		}
-		fmt.Fprintf(w, " %19s %14s\n", scheduler, figure(t.Runs, "%.1f", func(t throughput) float64 { return t.BusBytes }))
+		fmt.Fprintf(w, " %13s\n", scheduler)
 	}
 }
 

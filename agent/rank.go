@@ -18,6 +18,14 @@ import (
 // loadLives is the age at which a load sample says nothing any more.
 const loadLives = 10 * time.Second
 
+const (
+	// mirrorBlocks bounds the blocks that all ranks together remember, and
+	// rankBlocks those of one. At the bound what the engine announces is dropped
+	// and counted, and the rank calls itself APPROXIMATE.
+	mirrorBlocks = 1 << 22
+	rankBlocks   = 1 << 21
+)
+
 // identity is what keys and capacity of a rank depend on. Another identity is
 // another life.
 type identity struct {
@@ -47,6 +55,7 @@ type rank struct {
 	mu      sync.Mutex // guards all below
 	id      identity
 	mirror  *mirror.Mirror
+	nodes   int // bound of the mirror
 	epoch   uint64
 	trust   vllm.Trust // as the tail sees it
 	reason  string
@@ -69,14 +78,14 @@ type life struct {
 }
 
 func newRank(number int, member string, id identity, log *slog.Logger) *rank {
-	r := &rank{number: number, member: member, log: log, id: id, wake: func() {}, reason: "the event stream is not connected yet"}
+	r := &rank{number: number, member: member, log: log, id: id, nodes: rankBlocks, wake: func() {}, reason: "the event stream is not connected yet"}
 	r.mirror = r.newMirror()
 	r.epoch = uint64(time.Now().UnixNano())
 	return r
 }
 
 func (r *rank) newMirror() *mirror.Mirror {
-	return mirror.New(mirror.Config{Model: r.id.model, BlockSize: r.id.blockSize, MaxBlocks: r.id.blocks})
+	return mirror.New(mirror.Config{Model: r.id.model, BlockSize: r.id.blockSize, MaxBlocks: r.id.blocks, MaxNodes: r.nodes})
 }
 
 // beginLocked starts an epoch with nothing in it.
@@ -168,6 +177,16 @@ func (r *rank) become(id identity) {
 	r.mu.Unlock()
 	r.tail.Restart(reason)
 	r.wake()
+}
+
+// share tells the rank how many blocks it may remember.
+func (r *rank) share(nodes int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if nodes != r.nodes {
+		r.nodes = nodes
+		r.mirror.SetMaxNodes(nodes)
+	}
 }
 
 // purge forgets the blocks of an adapter.

@@ -11,7 +11,10 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/kvscout/kvscout/agent/internal/vllm"
+	"github.com/kvscout/kvscout/protocol"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
 
@@ -42,6 +45,7 @@ type watch struct {
 	since    time.Time // the engine answers without a break since then
 	missing  map[int]int
 	adapters map[string]string // name -> root, as seen before
+	unnamed  int               // names left out of heartbeats
 
 	mu     sync.Mutex // guards all below
 	ranks  map[int]*rank
@@ -201,7 +205,9 @@ func (w *watch) settle(page vllm.Page, pageErr error, at time.Time) error {
 		w.ranks[n] = r
 		w.mu.Unlock()
 	}
-	for _, r := range w.list() {
+	ranks := w.list()
+	for _, r := range ranks {
+		r.share(min(rankBlocks, mirrorBlocks/len(ranks)))
 		if len(wanted) == 0 || slices.Contains(wanted, r.number) {
 			continue
 		}
@@ -318,7 +324,27 @@ func (w *watch) info(n int) *pb.MemberInfo {
 	w.mu.Lock()
 	w.status.Version, w.status.Models = w.version, info.Models
 	w.mu.Unlock()
+	w.fit(info)
 	return info
+}
+
+// fit leaves out the names that a heartbeat has no room for: requests for them
+// are placed by load.
+func (w *watch) fit(info *pb.MemberInfo) {
+	names, adapters := len(info.Models), len(info.Adapters)
+	info.Models = info.Models[:min(names, protocol.MaxNames)]
+	info.Adapters = info.Adapters[:min(adapters, protocol.MaxNames-len(info.Models))]
+	for proto.Size(info) > protocol.MaxInfo && len(info.Adapters) > 0 {
+		info.Adapters = info.Adapters[:len(info.Adapters)/2]
+	}
+	for proto.Size(info) > protocol.MaxInfo && len(info.Models) > 1 {
+		info.Models = info.Models[:len(info.Models)/2]
+	}
+	left := names + adapters - len(info.Models) - len(info.Adapters)
+	if left != w.unnamed {
+		w.unnamed = left
+		w.cfg.Log.Warn("names that a heartbeat has no room for", "models and adapters", left)
+	}
 }
 
 func (w *watch) rank(n int) *rank {

@@ -45,17 +45,18 @@ var rooms = map[string][]string{
 // edges names third-party code (and the two networked parts of the standard
 // library) with the only rooms that may touch it. Rooms under e2e are free.
 var edges = map[string][]string{
-	"github.com/vmihailenco/msgpack":      {"agent/internal/vllm"},
-	"github.com/prometheus/common":        {"agent/internal/vllm"},
-	"github.com/nats-io/nats.go":          {"agent/internal/publish", "agent", "scheduler/internal/ingest", "scheduler"},
-	"github.com/nats-io/nats-server":      {"scheduler"},
-	"google.golang.org/grpc":              {"protocol/pb", "protocol/telemetry", "scheduler/internal/rpc", "scheduler"},
-	"google.golang.org/protobuf":          {"protocol", "protocol/pb", "agent/internal/publish", "agent", "scheduler/internal/ingest", "scheduler/internal/rpc", "scheduler"},
-	"go.opentelemetry.io":                 {"protocol/telemetry", "agent", "agent/internal/publish", "scheduler", "scheduler/internal/rpc", "scheduler/internal/ingest"},
-	"github.com/prometheus/client_golang": {"protocol/telemetry", "agent", "scheduler"},
-	"github.com/cespare/xxhash":           {"protocol/blockkey", "agent/internal/vllm", "agent/internal/mirror", "scheduler/internal/intake", "scheduler/internal/pick"},
-	"golang.org/x/sync":                   {"agent/internal/vllm", "agent/internal/publish", "agent", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler"},
-	"net/http":                            {"agent/internal/vllm", "agent", "protocol/telemetry", "scheduler/internal/intake", "scheduler"},
+	"github.com/vmihailenco/msgpack":        {"agent/internal/vllm"},
+	"github.com/prometheus/common":          {"agent/internal/vllm"},
+	"github.com/nats-io/nats.go":            {"agent/internal/publish", "agent", "scheduler/internal/ingest", "scheduler"},
+	"github.com/nats-io/nats-server":        {"scheduler"},
+	"google.golang.org/grpc":                {"protocol/pb", "protocol/telemetry", "scheduler/internal/rpc", "scheduler"},
+	"google.golang.org/protobuf":            {"protocol", "protocol/pb", "agent/internal/publish", "agent", "scheduler/internal/ingest", "scheduler/internal/rpc", "scheduler"},
+	"go.opentelemetry.io":                   {"protocol/telemetry", "agent", "agent/internal/publish", "scheduler", "scheduler/internal/rpc", "scheduler/internal/ingest"},
+	"github.com/prometheus/client_golang":   {"protocol/telemetry", "agent", "scheduler"},
+	"github.com/cespare/xxhash":             {"protocol/blockkey", "agent/internal/vllm", "agent/internal/mirror", "scheduler/internal/intake", "scheduler/internal/pick"},
+	"golang.org/x/sync":                     {"agent/internal/vllm", "agent/internal/publish", "agent", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler"},
+	"github.com/KimMachineGun/automemlimit": {"agent/cmd/kvscout-agent", "scheduler/cmd/kvscout-scheduler"},
+	"net/http":                              {"agent/internal/vllm", "agent", "protocol/telemetry", "scheduler/internal/intake", "scheduler"},
 }
 
 // pure rooms know no socket, clock, logger or context. They may name times

@@ -102,6 +102,10 @@ const (
 	MaxName = 200
 	// MaxChunks bounds the number of chunks of a snapshot.
 	MaxChunks = 1 << 10
+	// MaxInfo bounds what a heartbeat says of its member in bytes, and MaxNames
+	// the models and adapters that it names.
+	MaxInfo  = 64 << 10
+	MaxNames = 1 << 10
 )
 
 // HeartbeatEvery is the usual time between two heartbeats of a member.

@@ -168,6 +168,15 @@ func checkHeartbeat(h *pb.Heartbeat, member string) error {
 	if i == nil {
 		return errors.New("no member info")
 	}
+	if n := proto.Size(i); n > MaxInfo {
+		return fmt.Errorf("member info of %d bytes, at most %d", n, MaxInfo)
+	}
+	if n := len(i.GetModels()) + len(i.GetAdapters()); n > MaxNames {
+		return fmt.Errorf("member info names %d models and adapters, at most %d", n, MaxNames)
+	}
+	if n := len(h.GetLoad().GetRunningAdapters()); n > MaxNames {
+		return fmt.Errorf("load names %d adapters, at most %d", n, MaxNames)
+	}
 	name, err := Member{Namespace: i.GetNamespace(), PodUID: i.GetPodUid(), Rank: i.GetRank()}.Name()
 	if err != nil {
 		return fmt.Errorf("member info: %w", err)

@@ -176,6 +176,11 @@ func (b *builder) observeIngest(s *Scheduler) {
 			see(in.Stats().InFlight, "", "")
 		}
 	})
+	b.gauge(telemetry.SchedulerAwaitedBytes, "By", "Memory for snapshots that are not complete, and deltas that wait for them.", func(see see) {
+		if in := s.ingest.Load(); in != nil {
+			see(in.Stats().AwaitedBytes, "", "")
+		}
+	})
 	b.events(telemetry.SchedulerIngestEvents, "Messages of the bus and what became of them.", func(see see) {
 		in := s.ingest.Load()
 		if in == nil {

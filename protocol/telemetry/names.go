@@ -82,6 +82,10 @@ const (
 	// SchedulerSnapshotsAwaited are snapshots asked for and not there yet.
 	SchedulerSnapshotsAwaited = "kvscout.scheduler.ingest.snapshots.awaited"
 
+	// SchedulerAwaitedBytes are held of snapshots that are not complete, and of
+	// deltas that wait for them.
+	SchedulerAwaitedBytes = "kvscout.scheduler.ingest.awaited.bytes"
+
 	// SchedulerIntakePrompts counts prompts by what the caller sent (source).
 	SchedulerIntakePrompts = "kvscout.scheduler.intake.prompts"
 	// SchedulerIntakeCalls counts requests to engines (endpoint, outcome).

@@ -9,11 +9,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"os/signal"
 	"runtime/debug"
 	"strings"
 	"syscall"
+
+	"github.com/KimMachineGun/automemlimit/memlimit"
 
 	"github.com/kvscout/kvscout/agent"
 )
@@ -54,6 +57,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stderr 
 		fmt.Fprintf(stderr, "kvscout-agent: %v\n", err)
 		return 2
 	}
+	limitMemory(cfg.Log)
 	a, err := agent.New(cfg)
 	if err == nil {
 		err = a.Run(ctx)
@@ -63,6 +67,18 @@ func run(ctx context.Context, args []string, getenv func(string) string, stderr 
 		return 1
 	}
 	return 0
+}
+
+// limitMemory lets the garbage collector keep the process within nine tenths of
+// the container's memory. GOMEMLIMIT in the environment wins.
+func limitMemory(log *slog.Logger) {
+	limit, err := memlimit.Set()
+	switch {
+	case err != nil:
+		log.Warn("the container's memory limit is not known", "error", err)
+	case limit < math.MaxInt64:
+		log.Info("memory limit", "bytes", limit)
+	}
 }
 
 // parse makes a Config of flags and environment.

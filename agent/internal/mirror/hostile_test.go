@@ -46,65 +46,68 @@ func anyStore(t *rapid.T) Store {
 	return s
 }
 
-func TestNoEventBreaksTheMirror(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		m := New(Config{Model: "m", MaxNodes: rapid.SampledFrom([]int{0, 3, 8}).Draw(t, "bound")})
-		r := newReplica()
-		drained := true
-		drain := func(t *rapid.T) {
-			if err := r.drainInto(m); err != nil {
+func TestNoEventBreaksTheMirror(t *testing.T) { rapid.Check(t, noEventBreaksTheMirror) }
+
+// FuzzMirror lets coverage choose the events.
+func FuzzMirror(f *testing.F) { f.Fuzz(rapid.MakeFuzz(noEventBreaksTheMirror)) }
+
+func noEventBreaksTheMirror(t *rapid.T) {
+	m := New(Config{Model: "m", MaxNodes: rapid.SampledFrom([]int{0, 3, 8}).Draw(t, "bound")})
+	r := newReplica()
+	drained := true
+	drain := func(t *rapid.T) {
+		if err := r.drainInto(m); err != nil {
+			t.Fatal(err)
+		}
+		drained = true
+	}
+	t.Repeat(map[string]func(*rapid.T){
+		"store": func(t *rapid.T) {
+			m.Store(anyStore(t))
+			drained = false
+		},
+		"remove": func(t *rapid.T) {
+			m.Remove(Remove{
+				Tier:     rapid.SampledFrom([]Tier{GPU, GPU, GPU, Host, Disk, 7}).Draw(t, "tier"),
+				Group:    rapid.IntRange(-1, 1).Draw(t, "group"),
+				HasGroup: rapid.Bool().Draw(t, "has group"),
+				Hashes:   rapid.SliceOfN(rapid.Uint64Range(1, 12), 0, 4).Draw(t, "hashes"),
+			})
+			drained = false
+		},
+		"clear": func(t *rapid.T) {
+			m.Clear(rapid.SampledFrom([]Tier{GPU, Host, Disk, 7}).Draw(t, "tier"))
+			drained = false
+		},
+		"purge": func(t *rapid.T) {
+			m.PurgeAdapter(rapid.SampledFrom([]string{"", "a"}).Draw(t, "adapter"))
+			drained = false
+		},
+		"reset": func(t *rapid.T) {
+			if rapid.IntRange(0, 9).Draw(t, "really") == 0 {
+				m.Reset()
+				r = newReplica()
+				drained = true
+			}
+		},
+		"drain": drain,
+		"": func(t *rapid.T) {
+			if err := m.check(drained); err != nil {
 				t.Fatal(err)
 			}
-			drained = true
-		}
-		t.Repeat(map[string]func(*rapid.T){
-			"store": func(t *rapid.T) {
-				m.Store(anyStore(t))
-				drained = false
-			},
-			"remove": func(t *rapid.T) {
-				m.Remove(Remove{
-					Tier:     rapid.SampledFrom([]Tier{GPU, GPU, GPU, Host, Disk, 7}).Draw(t, "tier"),
-					Group:    rapid.IntRange(-1, 1).Draw(t, "group"),
-					HasGroup: rapid.Bool().Draw(t, "has group"),
-					Hashes:   rapid.SliceOfN(rapid.Uint64Range(1, 12), 0, 4).Draw(t, "hashes"),
-				})
-				drained = false
-			},
-			"clear": func(t *rapid.T) {
-				m.Clear(rapid.SampledFrom([]Tier{GPU, Host, Disk, 7}).Draw(t, "tier"))
-				drained = false
-			},
-			"purge": func(t *rapid.T) {
-				m.PurgeAdapter(rapid.SampledFrom([]string{"", "a"}).Draw(t, "adapter"))
-				drained = false
-			},
-			"reset": func(t *rapid.T) {
-				if rapid.IntRange(0, 9).Draw(t, "really") == 0 {
-					m.Reset()
-					r = newReplica()
-					drained = true
-				}
-			},
-			"drain": drain,
-			"": func(t *rapid.T) {
-				if err := m.check(drained); err != nil {
-					t.Fatal(err)
-				}
-				if bound := m.cfg.MaxNodes; m.used > bound {
-					t.Fatalf("%d nodes, bound %d", m.used, bound)
-				}
-			},
-		})
-		drain(t)
-		m.Clear(GPU)
-		m.Clear(Host)
-		m.Clear(Disk)
-		drain(t)
-		if s := m.Stats(); s.Nodes != 0 || s.GPUCopies != 0 || s.Doubtful != 0 {
-			t.Fatalf("something stays: %+v", s)
-		}
+			if bound := m.cfg.MaxNodes; m.used > bound {
+				t.Fatalf("%d nodes, bound %d", m.used, bound)
+			}
+		},
 	})
+	drain(t)
+	m.Clear(GPU)
+	m.Clear(Host)
+	m.Clear(Disk)
+	drain(t)
+	if s := m.Stats(); s.Nodes != 0 || s.GPUCopies != 0 || s.Doubtful != 0 {
+		t.Fatalf("something stays: %+v", s)
+	}
 }
 
 func TestBlocksThatAreTheirOwnAncestorsStayOut(t *testing.T) {

@@ -233,6 +233,10 @@ func (m *Mirror) Reset() {
 // SetMaxBlocks tells the size of the engine's GPU pool once it is known.
 func (m *Mirror) SetMaxBlocks(n int) { m.cfg.MaxBlocks = n }
 
+// SetMaxNodes replaces the bound of the memory. What is beyond it already stays
+// until the engine removes it.
+func (m *Mirror) SetMaxNodes(n int) { m.cfg.MaxNodes = n }
+
 // Overflown reports that more copies are believed to be in GPU memory than the
 // engine has blocks: the mirror has drifted and must be reset.
 func (m *Mirror) Overflown() bool {

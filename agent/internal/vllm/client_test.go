@@ -135,3 +135,22 @@ func TestRankEndpoint(t *testing.T) {
 		}
 	}
 }
+
+// FuzzAnswers takes what an engine says of itself over HTTP.
+func FuzzAnswers(f *testing.F) {
+	for _, page := range []string{
+		`{"data":[{"id":"m","root":"/m","parent":null,"max_model_len":10},{"id":"a","root":"/a","parent":"m"}]}`,
+		`{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657","topic":""}}`,
+		`{"sources":{"7":{"endpoint":"ipc:///tmp/x"},"1":{"endpoint":"tcp://[::]:1"}}}`,
+	} {
+		f.Add([]byte(page))
+	}
+	f.Fuzz(func(t *testing.T, page []byte) {
+		if m, err := parseModels(page); err == nil && (len(m.Names) == 0 || m.MaxModelLen < 0 || len(m.Names)+len(m.Adapters) > maxModels) {
+			t.Fatalf("%+v", m)
+		}
+		if sources, err := parseSources(page, "host"); err == nil && len(sources) > MaxRanks {
+			t.Fatalf("%d ranks", len(sources))
+		}
+	})
+}

@@ -130,6 +130,18 @@ type Models struct {
 
 // Models lists the base model's names and the adapters.
 func (e *Engine) Models(ctx context.Context) (Models, error) {
+	body, err := e.get(ctx, "/v1/models")
+	if err != nil {
+		return Models{}, err
+	}
+	m, err := parseModels(body)
+	if err != nil {
+		return Models{}, fmt.Errorf("read /v1/models: %w", err)
+	}
+	return m, nil
+}
+
+func parseModels(body []byte) (Models, error) {
 	var list struct {
 		Data []struct {
 			ID          string
@@ -138,11 +150,11 @@ func (e *Engine) Models(ctx context.Context) (Models, error) {
 			MaxModelLen int `json:"max_model_len"`
 		}
 	}
-	if err := e.getJSON(ctx, "/v1/models", &list); err != nil {
+	if err := json.Unmarshal(body, &list); err != nil {
 		return Models{}, err
 	}
 	if len(list.Data) > maxModels {
-		return Models{}, fmt.Errorf("/v1/models lists %d models", len(list.Data))
+		return Models{}, fmt.Errorf("%d models, at most %d", len(list.Data), maxModels)
 	}
 	var m Models
 	for _, d := range list.Data {
@@ -158,7 +170,7 @@ func (e *Engine) Models(ctx context.Context) (Models, error) {
 		}
 	}
 	if len(m.Names) == 0 {
-		return Models{}, errors.New("/v1/models names no model")
+		return Models{}, errors.New("no model is named")
 	}
 	return m, nil
 }

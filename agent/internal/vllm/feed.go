@@ -14,8 +14,9 @@ const (
 	feedBytes    = 64 << 20
 	// maxMessage bounds one message.
 	maxMessage = 16 << 20
-	// keptMessages are kept for reuse.
+	// keptMessages are kept for reuse, unless they are larger than keptBytes.
 	keptMessages = 16
+	keptBytes    = 1 << 20
 )
 
 // feed reads a connection ahead of its consumer, so that neither a replay nor
@@ -87,7 +88,11 @@ func (f *feed) message() *zmtp.Message {
 
 // done gives a message back; its frames are not valid any more.
 func (f *feed) done(m *zmtp.Message) {
-	f.bytes.Release(weight(m))
+	n := weight(m)
+	f.bytes.Release(n)
+	if n > keptBytes {
+		return
+	}
 	select {
 	case f.free <- m:
 	default:

@@ -21,6 +21,9 @@ const (
 	maxRank = 4095
 	// maxAdapters bounds the adapters in execution.
 	maxAdapters = 256
+	// maxWanted bounds the lines that are parsed, in bytes: many times what
+	// MaxRanks ranks say.
+	maxWanted = 1 << 20
 )
 
 // Load is one sample of a rank. A nil field is not known, which is never zero.
@@ -168,6 +171,9 @@ func parseWanted(page []byte) (map[string][]sampled, error) {
 			continue
 		}
 		kept.Write(line)
+	}
+	if kept.Len() > maxWanted {
+		return nil, fmt.Errorf("metrics page has more than %d bytes of what is read", maxWanted)
 	}
 	if kept.Len() > 0 && kept.Bytes()[kept.Len()-1] != '\n' {
 		return nil, errors.New("metrics page ends within a line")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -124,6 +125,31 @@ func TestParseMetricsRefusesGarbage(t *testing.T) {
 				t.Errorf("parsed to %+v", p)
 			}
 		})
+	}
+}
+
+// TestMillionRanksAreNotBelieved: what a page may name is bounded, and so is
+// what reading it takes.
+func TestMillionRanksAreNotBelieved(t *testing.T) {
+	write := func(ranks int) []byte {
+		var page bytes.Buffer
+		for n := range ranks {
+			fmt.Fprintf(&page, "vllm:num_requests_running{engine=\"%d\"} 1\n", n)
+		}
+		return page.Bytes()
+	}
+	if p, err := ParseMetrics(write(20_000)); err != nil || len(p.Ranks) != MaxRanks || p.Ignored != 20_000-MaxRanks {
+		t.Errorf("%d ranks, %d ignored, %v", len(p.Ranks), p.Ignored, err)
+	}
+	page := write(1_000_000)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if p, err := ParseMetrics(page); err == nil {
+		t.Errorf("%d ranks", len(p.Ranks))
+	}
+	runtime.ReadMemStats(&after)
+	if took := after.TotalAlloc - before.TotalAlloc; took > 8*maxWanted {
+		t.Errorf("took %d bytes", took)
 	}
 }
 

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/KimMachineGun/automemlimit/memlimit"
+
 	"github.com/kvscout/kvscout/scheduler"
 )
 
@@ -48,6 +50,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 		fmt.Fprintf(stderr, "kvscout-scheduler: %v\nSee kvscout-scheduler -help.\n", err)
 		return 2
 	}
+	limitMemory(cfg)
 	s, err := scheduler.New(cfg)
 	if err == nil {
 		err = s.Run(ctx)
@@ -57,6 +60,22 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 		return 1
 	}
 	return 0
+}
+
+// limitMemory lets the garbage collector keep the process within nine tenths of
+// the container's memory. GOMEMLIMIT in the environment wins.
+func limitMemory(cfg scheduler.Config) {
+	limit, err := memlimit.Set()
+	switch {
+	case err != nil:
+		cfg.Log.Warn("the container's memory limit is not known", "error", err)
+	case limit == math.MaxInt64:
+	case limit/2 < cfg.IndexBytes:
+		cfg.Log.Warn("the index may take more than half of the memory: lower -index-memory or raise the container's limit",
+			"limit", limit, "index", cfg.IndexBytes)
+	default:
+		cfg.Log.Info("memory limit", "bytes", limit)
+	}
 }
 
 // parse makes a Config of flags and environment. What was asked for instead of

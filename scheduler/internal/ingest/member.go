@@ -16,8 +16,14 @@ const (
 	// maxHeld bounds the deltas of one member that wait for a snapshot.
 	maxHeld      = 4096
 	maxHeldBytes = 16 << 20
-	// maxSnapshot bounds the bytes of one snapshot.
+	// maxSnapshot bounds what one snapshot in the making may weigh, maxAwaited
+	// what all of them and the deltas held meanwhile may.
 	maxSnapshot = 128 << 20
+	maxAwaited  = 256 << 20
+	// changeWeight is what one change weighs in memory beside its keys.
+	changeWeight = 160
+	// keptKeys is how long a member's scratch may be and still be kept.
+	keptKeys = 1024
 	// patience is how long a member may take for the next chunk.
 	patience = 3 * time.Second
 	// firstJitter spreads the first requests, backoff those after a failure,
@@ -308,8 +314,19 @@ func (m *member) fail(why string, now time.Time) {
 // abandon ends a request, whatever became of it.
 func (m *member) abandon() {
 	m.asked = false
+	m.count.awaited.Add(-int64(m.bytes + m.snapshot.bytes))
 	m.waiting, m.bytes = nil, 0
 	m.snapshot = snapshot{}
+}
+
+// weigh takes so many bytes from what all members may hold while they wait,
+// and says whether there was room.
+func (m *member) weigh(bytes int) bool {
+	if m.count.awaited.Add(int64(bytes)) > maxAwaited {
+		m.count.awaited.Add(-int64(bytes))
+		return false
+	}
+	return true
 }
 
 // hold keeps a delta for after the snapshot. One that arrives before the
@@ -319,7 +336,8 @@ func (m *member) hold(d *pb.Delta, size int, now time.Time) {
 		m.count.ignored.Add(1)
 		return
 	}
-	if len(m.waiting) >= maxHeld || m.bytes+size > maxHeldBytes {
+	size += changeWeight * len(d.GetChanges())
+	if len(m.waiting) >= maxHeld || m.bytes+size > maxHeldBytes || !m.weigh(size) {
 		m.count.overflows.Add(1)
 		m.fail("too many deltas while waiting", now)
 		return
@@ -348,10 +366,13 @@ func (m *member) chunk(attempt uint64, c *pb.SnapshotChunk, size int, now time.T
 			return
 		}
 	}
-	if s.bytes += size; s.bytes > maxSnapshot {
-		m.fail("snapshot too large", now)
+	size += changeWeight * len(c.GetStored())
+	if s.bytes+size > maxSnapshot || !m.weigh(size) {
+		m.count.overflows.Add(1)
+		m.fail("snapshot too large, or too many at once", now)
 		return
 	}
+	s.bytes += size
 	for _, stored := range c.GetStored() {
 		m.store(stored, &s.held)
 	}
@@ -443,11 +464,14 @@ func digestOf(keys []uint64) (digest uint64) {
 }
 
 func (m *member) typed(keys []uint64) []blockkey.Key {
-	m.keys = m.keys[:0]
+	typed := m.keys[:0]
 	for _, k := range keys {
-		m.keys = append(m.keys, blockkey.Key(k))
+		typed = append(typed, blockkey.Key(k))
 	}
-	return m.keys
+	if cap(typed) <= keptKeys {
+		m.keys = typed
+	}
+	return typed
 }
 
 func trustOf(t pb.Trust) fleet.Trust {

@@ -3,6 +3,7 @@ package ingest
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"testing"
 	"time"
 
@@ -574,36 +575,6 @@ func damage(m message, rng *rand.Rand) []byte {
 	return data
 }
 
-// FuzzDelta holds that no delta that passes the checks, however wrong, leaves
-// the index with more than the count that is claimed for it, or panics.
-func FuzzDelta(f *testing.F) {
-	a := newSimAgent(name, rand.New(rand.NewPCG(1, 1)), 100)
-	for range 3 {
-		data, err := proto.Marshal(a.delta())
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(data)
-	}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		d, err := protocol.ReadDelta(data, name)
-		if err != nil {
-			return
-		}
-		r := newRig(t, 1)
-		r.heartbeat()
-		d.Header.Epoch, d.Header.Sequence = 100, 1
-		r.m.delta(d, len(data), r.now)
-		p := r.m.picture()
-		for l := range p.Held {
-			n := uint64(r.index.Count(index.Member(id), index.Lane(l)))
-			if p.Trust == fleet.Exact && n != d.Lanes[l].Count || !r.m.synced && n != 0 {
-				t.Fatalf("%v with %d blocks on lane %d of %v", p, n, l, d.Lanes)
-			}
-		}
-	})
-}
-
 func BenchmarkApply(b *testing.B) {
 	const run = 64
 	x := index.New(index.Config{})
@@ -646,4 +617,51 @@ func BenchmarkApply(b *testing.B) {
 		b.Fatal(m.why)
 	}
 	b.ReportMetric(float64(b.N)*run/b.Elapsed().Seconds(), "blocks/s")
+}
+
+// TestAwaitedBytesAreBoundedOverAllMembers lets many members answer at once
+// with snapshots of tiny runs, which take many times their bytes in memory.
+func TestAwaitedBytesAreBoundedOverAllMembers(t *testing.T) {
+	const members, runs = 4, 20_000
+	x := index.New(index.Config{})
+	var c counters
+	before := heap()
+	var asking []*member
+	for n := range members {
+		m := newMember(name, fleet.ID(n), x, rand.New(rand.NewPCG(1, uint64(n))), &c, start)
+		attempt := m.ask(start)
+		asking = append(asking, m)
+		for i := uint32(0); i < 30 && m.asked; i++ {
+			chunk := &pb.SnapshotChunk{Header: &pb.Header{Version: 1, Member: name, Epoch: 1, Sequence: 1}, Index: i}
+			for j := range runs {
+				chunk.Stored = append(chunk.Stored, &pb.Stored{Lane: 1, Parent: 1, Position: uint32(j), Keys: []uint64{uint64(j) + 1}})
+			}
+			m.chunk(attempt, chunk, 13*runs, start)
+		}
+		if n := c.awaited.Load(); n > maxAwaited {
+			t.Fatalf("%d bytes awaited", n)
+		}
+	}
+	if grown := heap() - before; grown > 3*maxAwaited/2 {
+		t.Errorf("%d members hold %d MB", members, grown>>20)
+	} else {
+		t.Logf("%d members hold %d MB", members, grown>>20)
+	}
+	if c.overflows.Load() == 0 {
+		t.Error("nothing was refused")
+	}
+	for _, m := range asking {
+		m.abandon()
+	}
+	if n := c.awaited.Load(); n != 0 {
+		t.Errorf("%d bytes are left over", n)
+	}
+}
+
+// heap is what lives on it.
+func heap() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }

@@ -8,6 +8,9 @@ type Stats struct {
 	Members, Syncing int64
 	// InFlight is the number of snapshots awaited now.
 	InFlight int64
+	// AwaitedBytes are held of snapshots that are not complete, and of deltas
+	// that wait for them.
+	AwaitedBytes int64
 	// Deltas, Heartbeats and Chunks read; Keys stored and removed by them.
 	Deltas, Heartbeats, Chunks, Keys uint64
 	// Epochs begun or found in a snapshot; EpochsBack went back, as when two
@@ -18,8 +21,8 @@ type Stats struct {
 	Repeated, Ignored uint64
 	// Gaps and Mismatches of digest, count or index lead to Resyncs.
 	Gaps, Mismatches, Resyncs uint64
-	// Snapshots taken; FailedSnapshots include NoResponders and Overflows of
-	// the deltas held meanwhile.
+	// Snapshots taken; FailedSnapshots include NoResponders, and Overflows of
+	// what may be held of snapshots and of the deltas meanwhile.
 	Snapshots, FailedSnapshots, NoResponders, Overflows uint64
 	// Malformed, WrongVersion and WrongMember messages were refused.
 	Malformed, WrongVersion, WrongMember uint64
@@ -30,7 +33,7 @@ type Stats struct {
 }
 
 type counters struct {
-	members, syncing                                    atomic.Int64
+	members, syncing, awaited                           atomic.Int64
 	deltas, heartbeats, chunks, keys                    atomic.Uint64
 	epochs, epochsBack                                  atomic.Uint64
 	repeated, ignored                                   atomic.Uint64
@@ -44,7 +47,7 @@ type counters struct {
 func (in *Ingest) Stats() Stats {
 	c := &in.count
 	st := Stats{
-		Members: c.members.Load(), Syncing: c.syncing.Load(), InFlight: in.inFlight.Load(),
+		Members: c.members.Load(), Syncing: c.syncing.Load(), InFlight: in.inFlight.Load(), AwaitedBytes: c.awaited.Load(),
 		Deltas: c.deltas.Load(), Heartbeats: c.heartbeats.Load(), Chunks: c.chunks.Load(), Keys: c.keys.Load(),
 		Epochs: c.epochs.Load(), EpochsBack: c.epochsBack.Load(),
 		Repeated: c.repeated.Load(), Ignored: c.ignored.Load(),

@@ -251,6 +251,7 @@ func (w *worker) forget(m *member, why string) {
 	if m.asked {
 		w.in.inFlight.Add(-1)
 	}
+	m.abandon()
 	if !m.synced {
 		w.in.count.syncing.Add(-1)
 	}

@@ -238,6 +238,10 @@ func (b *builder) observeRPC(s *Scheduler) {
 	b.gauge(telemetry.SchedulerWatchers, "{stream}", "Open Watch streams.", func(see see) {
 		see(s.rpc.Stats().Watchers, "", "")
 	})
+	b.events(telemetry.SchedulerRefused, "What was refused because there was too much of it.", func(see see) {
+		see(int64(s.rpc.Stats().Refused), telemetry.AttrEvent, "call")
+		see(int64(s.refused.Load()), telemetry.AttrEvent, "connection")
+	})
 	b.events(telemetry.SchedulerPanics, "Calls that ended in a panic.", func(see see) {
 		see(int64(s.rpc.Stats().Panics), "", "")
 	})

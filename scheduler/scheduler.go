@@ -32,6 +32,11 @@ import (
 const (
 	// maxWatchers bounds the open Watch streams.
 	maxWatchers = 64
+	// maxCalls bounds the calls under way, maxConnections the connections of
+	// callers and maxPeople those of probes, collectors and people.
+	maxCalls       = 16384
+	maxConnections = 1024
+	maxPeople      = 64
 	// tickEvery is how often the picker learns.
 	tickEvery = 500 * time.Millisecond
 	// lookEvery is how often readiness is looked at for the health service.
@@ -55,6 +60,7 @@ type Scheduler struct {
 	addrs   Addrs
 	ingest  atomic.Pointer[ingest.Ingest] // nil before the bus is open
 	running atomic.Bool
+	refused atomic.Uint64 // connections
 }
 
 // Addrs are the addresses that are really bound.
@@ -100,6 +106,7 @@ func New(cfg Config) (*Scheduler, error) {
 		Ready:       s.ready,
 		CallTimeout: cfg.CallTimeout,
 		MaxWatchers: maxWatchers,
+		MaxCalls:    maxCalls,
 		Decided:     s.meters.decided,
 		Reported:    s.meters.reported,
 		Log:         cfg.Log.With("room", "rpc"),
@@ -149,11 +156,13 @@ func (s *Scheduler) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("gRPC address: %w", err)
 	}
+	api = &listener{Listener: api, limit: maxConnections, refused: &s.refused}
 	defer api.Close()
 	people, err := net.Listen("tcp", s.cfg.AdminAddress)
 	if err != nil {
 		return fmt.Errorf("admin address: %w", err)
 	}
+	people = &listener{Listener: people, limit: maxPeople, refused: &s.refused}
 	defer people.Close()
 	state, admin := health.NewServer(), s.admin()
 	server := s.server(state)

@@ -96,6 +96,9 @@ const (
 	// SchedulerIntakeCacheBytes are held by the cache of rendered prompts.
 	SchedulerIntakeCacheBytes = "kvscout.scheduler.intake.cache.bytes"
 
+	// SchedulerRefused counts calls and connections that were refused because
+	// there were too many (event).
+	SchedulerRefused = "kvscout.scheduler.refused"
 	// SchedulerPanics counts calls that ended in a panic.
 	SchedulerPanics = "kvscout.scheduler.panics"
 	// SchedulerWatchers are open Watch streams.

@@ -23,6 +23,7 @@ const (
 
 var (
 	errWatchers = errors.New("too many open Watch streams")
+	errCalls    = errors.New("too many calls at a time")
 	errClosing  = errors.New("the scheduler is stopping")
 )
 

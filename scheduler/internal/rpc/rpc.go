@@ -28,8 +28,9 @@ type Config struct {
 	Ready func() bool
 	// CallTimeout of unary calls whose caller names no deadline.
 	CallTimeout time.Duration
-	// MaxWatchers bounds the open Watch streams.
-	MaxWatchers int
+	// MaxWatchers bounds the open Watch streams, MaxCalls the unary calls under
+	// way.
+	MaxWatchers, MaxCalls int
 	// Decided and Reported are told of every answer to Pick, Score and Report,
 	// on the caller's goroutine; nil: nobody is.
 	Decided  func(context.Context, Decided)
@@ -53,6 +54,8 @@ type Service struct {
 	closed   chan struct{}
 	closing  atomic.Bool
 	watchers atomic.Int64
+	calls    atomic.Int64
+	refused  atomic.Uint64
 	panics   atomic.Uint64
 }
 
@@ -71,19 +74,27 @@ func (s *Service) Close() {
 // Stats of a Service.
 type Stats struct {
 	Watchers int64
+	// Calls under way, and those that were Refused because there were too many.
+	Calls   int64
+	Refused uint64
 	// Panics that were turned into errors.
 	Panics uint64
 }
 
 // Stats returns the counts.
 func (s *Service) Stats() Stats {
-	return Stats{Watchers: s.watchers.Load(), Panics: s.panics.Load()}
+	return Stats{Watchers: s.watchers.Load(), Calls: s.calls.Load(), Refused: s.refused.Load(), Panics: s.panics.Load()}
 }
 
 // Unary is the interceptor of unary calls.
 func (s *Service) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
 	defer func() { err = statusOf(err) }()
 	defer s.recover(info.FullMethod, &err)
+	defer s.calls.Add(-1)
+	if s.calls.Add(1) > int64(s.cfg.MaxCalls) {
+		s.refused.Add(1)
+		return nil, fmt.Errorf("%d calls are under way: %w", s.cfg.MaxCalls, errCalls)
+	}
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, s.cfg.CallTimeout)

@@ -95,7 +95,8 @@ func build(t *testing.T, change func(*Config)) *house {
 	t.Cleanup(in.Close)
 	cfg := Config{
 		Intake: in, Picker: picker, Fleet: h.fleet, Ready: func() bool { return true },
-		CallTimeout: 5 * time.Second, MaxWatchers: 2, Log: slog.New(slog.DiscardHandler),
+		CallTimeout: 5 * time.Second, MaxWatchers: 2,
+		MaxCalls: 100, Log: slog.New(slog.DiscardHandler),
 		Decided: func(_ context.Context, d Decided) { h.events = append(h.events, d) },
 	}
 	if change != nil {
@@ -480,6 +481,19 @@ func TestWatchersAreBounded(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatal("watchers stay")
 		}
+	}
+}
+
+func TestCallsAreBounded(t *testing.T) {
+	h := build(t, nil)
+	h.calls.Add(100)
+	_, err := h.client.Fleet(t.Context(), &pb.FleetRequest{})
+	if status.Code(err) != codes.ResourceExhausted || h.Stats().Refused != 1 {
+		t.Error(err, h.Stats())
+	}
+	h.calls.Add(-1)
+	if _, err := h.client.Fleet(t.Context(), &pb.FleetRequest{}); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -32,6 +32,7 @@ var codeOf = []struct {
 	{pick.ErrNoCandidate, codes.Unavailable},
 	{pick.ErrNoMembers, codes.Unavailable},
 	{errWatchers, codes.ResourceExhausted},
+	{errCalls, codes.ResourceExhausted},
 	{errClosing, codes.Unavailable},
 }
 

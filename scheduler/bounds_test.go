@@ -1,0 +1,81 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+func TestInventedMethodsMakeNoMetrics(t *testing.T) {
+	s, _ := start(t, Config{})
+	conn := dial(t, s)
+	for n := range 100 {
+		err := conn.Invoke(context.Background(), fmt.Sprintf("/kvscout.v1.Invented/Method%d", n), &emptypb.Empty{}, &emptypb.Empty{})
+		if status.Code(err).String() != "Unimplemented" {
+			t.Fatal(err)
+		}
+	}
+	resp, err := http.Get("http://" + s.Addrs().Admin + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	page, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(page), "Invented"); n > 0 {
+		t.Errorf("%d lines of the metrics page name methods that callers made up", n)
+	}
+}
+
+func TestConnectionsAreBounded(t *testing.T) {
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var refused atomic.Uint64
+	l := &listener{Listener: tcp, limit: 2, refused: &refused}
+	defer l.Close()
+	accepted := make(chan net.Conn, 8)
+	go func() {
+		defer close(accepted)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			accepted <- c
+		}
+	}()
+	dial := func() net.Conn {
+		c, err := net.Dial("tcp", tcp.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	dial()
+	dial()
+	first := <-accepted
+	<-accepted
+	if _, err := dial().Read(make([]byte, 1)); err == nil || refused.Load() != 1 {
+		t.Errorf("third: %v, %d refused", err, refused.Load())
+	}
+	first.Close()
+	first.Close()
+	dial()
+	<-accepted
+	if _, err := dial().Read(make([]byte, 1)); err == nil || refused.Load() != 2 {
+		t.Errorf("fifth: %v, %d refused", err, refused.Load())
+	}
+}

@@ -170,10 +170,10 @@ func parseWanted(page []byte) (map[string][]sampled, error) {
 		if string(line[:end]) == httpRequests && !bytes.Contains(line, []byte(resetHandler)) {
 			continue
 		}
+		if kept.Len()+len(line) > maxWanted {
+			return nil, fmt.Errorf("metrics page has more than %d bytes of what is read", maxWanted)
+		}
 		kept.Write(line)
-	}
-	if kept.Len() > maxWanted {
-		return nil, fmt.Errorf("metrics page has more than %d bytes of what is read", maxWanted)
 	}
 	if kept.Len() > 0 && kept.Bytes()[kept.Len()-1] != '\n' {
 		return nil, errors.New("metrics page ends within a line")

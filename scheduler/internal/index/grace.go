@@ -27,7 +27,7 @@ type grace struct {
 	// The writers' half, guarded by Index.mu.
 	next     int    // slots before it were seen empty in this half
 	switched bool   // the second half has begun
-	done     uint64 // grace periods completed
+	done     uint32 // grace periods completed, modulo 2^32
 	fresh    []retired
 	waiting  []retired // retired before the grace period under way began
 	reclaim  func(retired)
@@ -119,12 +119,12 @@ func (g *grace) flush() {
 }
 
 // since tells later whether every reader of now has left.
-func (g *grace) since() uint64 { return g.done }
+func (g *grace) since() uint32 { return g.done }
 
 // passed reports whether a whole grace period lies between the call of since
 // that returned mark and now.
-func (g *grace) passed(mark uint64) bool {
-	for g.done < mark+2 {
+func (g *grace) passed(mark uint32) bool {
+	for g.done-mark < 2 {
 		if !g.poll() {
 			return false
 		}

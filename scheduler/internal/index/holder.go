@@ -80,7 +80,9 @@ func (x *Index) cover(h *holder, n uint32, r *run, from, to uint32) {
 		return
 	}
 	x.move(r, h.member, h.lane, cut, to)
+	x.cutoffs -= h.runs.bytes()
 	h.runs.set(at, n, to)
+	x.cutoffs += h.runs.bytes()
 	x.hold(h, int64(to-cut)-int64(absorbed))
 }
 
@@ -103,7 +105,9 @@ func (x *Index) uncover(h *holder, n uint32, r *run, from, to uint32) {
 		}
 		x.move(r, h.member, h.lane, cut, from)
 		if from == 0 {
+			x.cutoffs -= h.runs.bytes()
 			h.runs.remove(at)
+			x.cutoffs += h.runs.bytes()
 		} else {
 			h.runs.set(at, n, from)
 		}
@@ -188,6 +192,8 @@ type cutoffs struct {
 	entries []uint64
 	used    int
 }
+
+func (c *cutoffs) bytes() int64 { return int64(len(c.entries)) * 8 }
 
 func (c *cutoffs) home(n uint32) int {
 	return int(uint64(n*0x9E3779B1) * uint64(len(c.entries)) >> 32)

@@ -40,7 +40,8 @@ type Depths struct {
 
 // Config bounds an index.
 type Config struct {
-	// MaxBytes of memory that the index may take; 0: no bound.
+	// MaxBytes of memory that the index may take, at least 4 MiB; 0: no
+	// bound.
 	MaxBytes int64
 	// MaxMembers bounds member numbers; 0: 4,096.
 	MaxMembers int
@@ -58,7 +59,8 @@ type Stats struct {
 	Runs, Sets int64
 	// LoadFactor of the key table, 0..1.
 	LoadFactor float64
-	// Shed counts memberships dropped at the byte bound since the start.
+	// Shed counts memberships dropped or not taken at the byte bound
+	// since the start.
 	Shed int64
 	// Refused counts calls with a member or lane out of range.
 	Refused int64
@@ -84,13 +86,15 @@ type Index struct {
 
 	content, memberships, spans, shed, refused int64
 
-	changing uint32    // the run that changed last, 0 if it died
-	alone    [1]uint64 // groups' answer for a run with one group
-	next     []uint64  // groups that move builds
-	touched  uint64    // keeps touches of memory alive
-	spots    [batch]spot
-	keys     [batch]uint64
-	cells    [batch]uint32
+	stamp, hand      uint32    // calls of Store; the run that shedOne saw last
+	ceiling, cutoffs int64     // of live bytes, 0: none; bytes of all holders' cutoffs
+	changing         uint32    // the run that changed last, 0 if it died
+	alone            [1]uint64 // groups' answer for a run with one group
+	next             []uint64  // groups that move builds
+	touched          uint64    // keeps touches of memory alive
+	spots            [batch]spot
+	keys             [batch]uint64
+	cells            [batch]uint32
 }
 
 // New returns an empty index.
@@ -99,6 +103,9 @@ func New(cfg Config) *Index {
 		cfg.MaxMembers = 4096
 	}
 	cfg.MaxMembers = min(cfg.MaxMembers, maxID)
+	if cfg.MaxBytes > 0 {
+		cfg.MaxBytes = max(cfg.MaxBytes, minBytes)
+	}
 	x := &Index{
 		cfg:    cfg,
 		pages:  newSlab[pages](pagesBits, (1<<pagesBits)*(pageKeys+1)*8),
@@ -143,6 +150,11 @@ func (x *Index) Store(m Member, l Lane, parent blockkey.Key, position uint32, ke
 	if len(keys) == 0 {
 		return
 	}
+	if !x.room(len(keys)) {
+		x.shed += int64(len(keys))
+		return
+	}
+	x.stamp++
 	h := x.holder(m, l)
 	n, offset, found := x.behind(h, parent, position)
 	if !found {
@@ -171,6 +183,7 @@ func (x *Index) Store(m Member, l Lane, parent blockkey.Key, position uint32, ke
 			r = x.run(n)
 			count = x.extend(n, r, keys)
 		}
+		r.stamp = x.stamp
 		x.cover(h, n, r, offset, offset+uint32(count))
 		h.last = n
 		if keys = keys[count:]; len(keys) == 0 {
@@ -356,6 +369,7 @@ func (x *Index) forgetLocked(m Member, l Lane) {
 		}
 	}
 	x.memberships -= h.held
+	x.cutoffs -= h.runs.bytes()
 	x.holders[h.id] = nil
 }
 
@@ -384,9 +398,4 @@ func (x *Index) Stats() Stats {
 		Shed:        x.shed,
 		Refused:     x.refused,
 	}
-}
-
-// bytes of memory taken.
-func (x *Index) bytes() int64 {
-	return x.heads.bytes + x.inner.bytes + x.pages.total + x.runs.total + x.lists.total + x.blocks.total
 }

@@ -21,7 +21,8 @@ type run struct {
 
 	// The writers' half, guarded by Index.mu.
 	start  uint32
-	mark   uint64 // of the last cut
+	mark   uint32 // of the last cut
+	stamp  uint32 // of the last store
 	length uint32
 	wrote  uint32 // keys up to here were seen by readers since the last grace
 	loose  uint32 // spans in Index.loose

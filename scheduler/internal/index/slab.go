@@ -19,6 +19,8 @@ type slab[C any] struct {
 	gone  []uint32          // numbers of chunks given back
 	open  [classes][]uint32 // chunks of a class with free cells, latest on top
 	cells int64             // cells in use
+	units int64             // their units
+	room  int64             // cells of all chunks
 	total int64             // bytes of all chunks
 }
 
@@ -47,17 +49,8 @@ func (s *slab[C]) chunk(addr uint32) *C {
 	return (*s.dir.Load())[addr>>s.bits]
 }
 
-// grows reports whether the next alloc needs a chunk.
-func (s *slab[C]) grows(class int) bool {
-	open := s.open[class]
-	for len(open) > 0 {
-		if m := &s.meta[open[len(open)-1]]; int(m.class) == class && m.used < m.cells {
-			return false
-		}
-		open = open[:len(open)-1]
-	}
-	return true
-}
+// spare is the number of cells that can be handed out without a new chunk.
+func (s *slab[C]) spare() int64 { return s.room - s.cells }
 
 func (s *slab[C]) alloc(class int, size uint32) uint32 {
 	for {
@@ -75,6 +68,7 @@ func (s *slab[C]) alloc(class int, size uint32) uint32 {
 		}
 		m.used++
 		s.cells++
+		s.units += int64(m.size)
 		var cell uint16
 		if k := len(m.free); k > 0 {
 			cell = m.free[k-1]
@@ -107,6 +101,7 @@ func (s *slab[C]) grow(class int, size uint32) {
 	s.meta[n] = chunk{class: int8(class), size: uint16(size), cells: uint16((uint32(1) << s.bits) / size), open: true}
 	s.open[class] = append(s.open[class], n)
 	s.total += s.bytes
+	s.room += int64(s.meta[n].cells)
 }
 
 // free takes a cell back that no reader can reach.
@@ -116,6 +111,7 @@ func (s *slab[C]) free(addr uint32) {
 	m.free = append(m.free, uint16((addr&(1<<s.bits-1))/uint32(m.size)))
 	m.used--
 	s.cells--
+	s.units -= int64(m.size)
 	if !m.open {
 		m.open = true
 		s.open[m.class] = append(s.open[m.class], n)
@@ -135,6 +131,7 @@ func (s *slab[C]) drop(n uint32) {
 			break
 		}
 	}
+	s.room -= int64(m.cells)
 	(*s.dir.Load())[n] = nil
 	*m = chunk{class: -1}
 	s.gone = append(s.gone, n)

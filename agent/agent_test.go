@@ -216,10 +216,10 @@ func TestAgentAnnouncesEveryRank(t *testing.T) {
 	// A rank that metrics do not name any more takes its leave.
 	e.set("/metrics", ranksPage(0))
 	eventually(t, "leave of rank 1", func() bool { return h.of("default_p_1").GetLeaving() })
-	// An engine that does not answer has no known load, and stays a member.
+	// An engine that does not answer stays a member that says so.
 	e.set("/metrics", "<html>")
 	e.set("/v1/models", "<html>")
-	eventually(t, "load unknown", func() bool { return h.of("default_p_0").GetLoad() == nil })
+	eventually(t, "engine out of reach", func() bool { return h.of("default_p_0").GetLoad().GetUnreachable() })
 	if _, text := fetch(t, a, "/readyz"); !strings.Contains(text, `"error"`) {
 		t.Errorf("/readyz hides that the engine is gone: %s", text)
 	}

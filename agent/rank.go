@@ -313,6 +313,14 @@ func (r *rank) sample(l *vllm.Load, at time.Time) {
 	}
 }
 
+// unreachable says that the engine does not answer.
+func (r *rank) unreachable(at time.Time) {
+	r.mu.Lock()
+	r.load, r.loadAt = &pb.Load{Unreachable: true}, at
+	r.mu.Unlock()
+	r.wake()
+}
+
 func loadOf(l *vllm.Load) *pb.Load {
 	return &pb.Load{
 		Running: whole(l.Running), Waiting: whole(l.Waiting), KvUsage: l.KVUsage,

@@ -113,7 +113,7 @@ func (w *watch) look(ctx context.Context) error {
 	if modelsErr != nil && pageErr != nil {
 		w.asked, w.since = false, time.Time{}
 		for _, r := range w.list() {
-			r.sample(nil, at)
+			r.unreachable(at)
 		}
 		return modelsErr
 	}

@@ -224,3 +224,28 @@ func TestRestartOfTheAgent(t *testing.T) {
 	e.watched("pod")
 	e.truth(soon, append(list, more...)...)
 }
+
+func TestDeadEngineIsNotChosen(t *testing.T) {
+	t.Parallel()
+	p := open(t, stage.Options{})
+	dead := p.engine(fakevllm.Config{}).watched("dead")
+	live := p.engine(fakevllm.Config{}).watched("live")
+	dead.stop() // its agent lives on
+	p.until("only the living one is chosen", func() bool {
+		for i := range 20 {
+			if p.score(random(uint64(i), 500).request()).GetCandidates()[0].GetMember().GetId() != live.id() {
+				return false
+			}
+		}
+		return true
+	})
+	dead.keepPorts()
+	dead.start()
+	p.until("both are chosen again", func() bool {
+		first := make(map[string]bool)
+		for i := range 20 {
+			first[p.score(random(uint64(i), 500).request()).GetCandidates()[0].GetMember().GetId()] = true
+		}
+		return len(first) == 2
+	})
+}

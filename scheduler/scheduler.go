@@ -136,7 +136,7 @@ func (s *Scheduler) engines(model string) []string {
 	var addresses []string
 	for _, service := range view.Serving(model) {
 		m := view.Members[service.Position]
-		if m.Info.Address != "" && !m.Load.Sleeping && !view.Silent(m, now) {
+		if m.Info.Address != "" && !m.Load.Sleeping && !m.Load.Unreachable && !view.Silent(m, now) {
 			addresses = append(addresses, m.Info.Address)
 		}
 	}

@@ -816,8 +816,10 @@ type Load struct {
 	// adapters in execution now.
 	RunningAdapters []string `protobuf:"bytes,15,rep,name=running_adapters,json=runningAdapters,proto3" json:"running_adapters,omitempty"`
 	Sleeping        *bool    `protobuf:"varint,16,opt,name=sleeping,proto3,oneof" json:"sleeping,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// unreachable: the engine does not answer; nothing else is known then.
+	Unreachable   bool `protobuf:"varint,17,opt,name=unreachable,proto3" json:"unreachable,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Load) Reset() {
@@ -958,6 +960,13 @@ func (x *Load) GetRunningAdapters() []string {
 func (x *Load) GetSleeping() bool {
 	if x != nil && x.Sleeping != nil {
 		return *x.Sleeping
+	}
+	return false
+}
+
+func (x *Load) GetUnreachable() bool {
+	if x != nil {
+		return x.Unreachable
 	}
 	return false
 }
@@ -1285,7 +1294,7 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\n" +
 	"block_size\x18\v \x01(\rR\tblockSize\x12\x16\n" +
 	"\x06blocks\x18\f \x01(\x04R\x06blocks\x12\"\n" +
-	"\rmax_model_len\x18\r \x01(\x04R\vmaxModelLen\"\xa8\a\n" +
+	"\rmax_model_len\x18\r \x01(\x04R\vmaxModelLen\"\xca\a\n" +
 	"\x04Load\x12\x15\n" +
 	"\x06age_ms\x18\x01 \x01(\rR\x05ageMs\x12\x1d\n" +
 	"\arunning\x18\x02 \x01(\rH\x00R\arunning\x88\x01\x01\x12\x1d\n" +
@@ -1304,7 +1313,8 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\rqueue_seconds\x18\r \x01(\x01H\vR\fqueueSeconds\x88\x01\x01\x12*\n" +
 	"\x0equeue_requests\x18\x0e \x01(\x01H\fR\rqueueRequests\x88\x01\x01\x12)\n" +
 	"\x10running_adapters\x18\x0f \x03(\tR\x0frunningAdapters\x12\x1f\n" +
-	"\bsleeping\x18\x10 \x01(\bH\rR\bsleeping\x88\x01\x01B\n" +
+	"\bsleeping\x18\x10 \x01(\bH\rR\bsleeping\x88\x01\x01\x12 \n" +
+	"\vunreachable\x18\x11 \x01(\bR\vunreachableB\n" +
 	"\n" +
 	"\b_runningB\n" +
 	"\n" +

@@ -42,7 +42,7 @@ func (b *beat) due(st State, now time.Time, p Picture) bool {
 
 // loadMoved tells whether a decision could turn out differently with the new
 // sample: a quarter more or less of what runs or waits, a twentieth of the
-// cache, another state of sleep.
+// cache, another state of sleep or reach.
 func loadMoved(a, b *pb.Load) bool {
 	if (a == nil) != (b == nil) {
 		return true
@@ -50,7 +50,7 @@ func loadMoved(a, b *pb.Load) bool {
 	return countMoved(a.GetRunning(), b.GetRunning()) ||
 		countMoved(a.GetWaiting(), b.GetWaiting()) ||
 		math.Abs(a.GetKvUsage()-b.GetKvUsage()) >= 0.05 ||
-		a.GetSleeping() != b.GetSleeping()
+		a.GetSleeping() != b.GetSleeping() || a.GetUnreachable() != b.GetUnreachable()
 }
 
 func countMoved(a, b uint32) bool {

@@ -75,6 +75,7 @@ type Load struct {
 	Totals           Totals
 	RunningAdapters  []string
 	Sleeping         bool
+	Unreachable      bool // the engine does not answer its agent
 }
 
 // Totals since the engine started; NaN: not known.

@@ -41,6 +41,7 @@ func loadOf(l *pb.Load, now time.Time) *fleet.Load {
 		},
 		RunningAdapters: l.GetRunningAdapters(),
 		Sleeping:        l.GetSleeping(),
+		Unreachable:     l.GetUnreachable(),
 	}
 }
 

@@ -62,6 +62,7 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 		return fmt.Errorf("model %q: %w", r.Model, ErrModel)
 	}
 	before := view.SilentBefore(now)
+	lost := func(m *fleet.Member) bool { return m.Load.Unreachable || m.Heard.Before(before) }
 	var served, silent, asleep int
 	for _, s := range services {
 		m := view.Members[s.Position]
@@ -80,16 +81,16 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 			asleep++
 			continue
 		}
-		if m.Heard.Before(before) {
+		if lost(m) {
 			silent++
 		}
 		w.candidates = append(w.candidates, candidate{member: m, adapter: adapter, scope: -1})
 	}
-	// A silent candidate is better than none.
+	// A candidate that is silent or out of its agent's reach is better than none.
 	if 0 < silent && silent < len(w.candidates) {
 		kept := w.candidates[:0]
 		for i := range w.candidates {
-			if c := &w.candidates[i]; !c.member.Heard.Before(before) {
+			if c := &w.candidates[i]; !lost(c.member) {
 				kept = append(kept, *c)
 			}
 		}

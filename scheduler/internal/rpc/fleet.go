@@ -100,7 +100,7 @@ func memberState(view *fleet.View, m *fleet.Member, now time.Time) *pb.MemberSta
 		LoadAgeMs:             loadAge(m, now),
 		ReservedTokens:        reserved.Tokens,
 		ReservedRequests:      uint32(max(0, reserved.Unseen)),
-		Chosen:                !view.Silent(m, now) && !m.Load.Sleeping,
+		Chosen:                !view.Silent(m, now) && !m.Load.Sleeping && !m.Load.Unreachable,
 		ReportedRequests:      reported.Requests,
 		ReportedPromptTokens:  reported.PromptTokens,
 		ReportedCachedTokens:  reported.CachedTokens,

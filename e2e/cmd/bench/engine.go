@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -77,13 +78,13 @@ func (e *engine) stop() {
 
 // publish sends a batch as soon as the agent is not too far behind.
 func (e *engine) publish(ctx context.Context, payload []byte) error {
-	for n := 0; ; n++ {
+	for {
 		st := e.publisher.Stats()
 		switch {
 		case st.Dropped > 0:
 			return fmt.Errorf("the engine dropped %d batches", st.Dropped)
 		case st.Subscribers == 0:
-			return fmt.Errorf("the agent has hung up")
+			return errors.New("the agent has hung up")
 		case st.Pending < inFlight:
 			e.publisher.Publish(payload)
 			return nil

@@ -17,9 +17,9 @@ import (
 // patience bounds every wait.
 const patience = 20 * time.Second
 
-// latencyCase is a rate of events, of which every probe-th is looked for. Up
-// to one in a tick every event is published at once; above that most wait for
-// the tick's end.
+// latencyCase is a rate of events, of which every probe-th is looked for. While
+// they are rarer than the agent's ticks each is published at once, else most wait
+// for the end of a tick.
 type latencyCase struct {
 	name  string
 	rate  int // events a second

@@ -152,5 +152,5 @@ func runPart(name string) (err error) {
 		}
 		return <-ended
 	}
-	return fmt.Errorf("no part of this name")
+	return errors.New("no part of this name")
 }

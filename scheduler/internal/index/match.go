@@ -164,11 +164,13 @@ func (x *Index) emit(dst []Depths, h holders, lanes, depth uint32) []Depths {
 	n := int(b[setSize] >> laneBits)
 	dst = slices.Grow(dst, n)
 	to := dst[len(dst) : len(dst)+n]
+	entry := Depths{Depth: depths}
 	for i, e := range b[setHead : setHead+n] {
-		// Field by field: a whole entry would be put together in memory first.
+		// The member goes into the copy: written into entry, each copy would
+		// wait for it.
 		t := &to[i]
+		*t = entry
 		t.Member = Member(e >> laneBits)
-		t.Depth = depths
 	}
 	return dst[:len(dst)+n]
 }

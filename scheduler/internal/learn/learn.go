@@ -17,9 +17,16 @@ import (
 const (
 	// memory is the time constant of what is smoothed over time.
 	memory = 30 * time.Second
-	// fade is what the sums of the prefill fit keep at each new observation:
-	// about the last 200 count.
-	fade = 0.995
+	// forget is the time constant of the prefill fit. A member that was thought
+	// slow and is avoided comes back to the median in that time, and is tried.
+	forget = 5 * time.Minute
+	// slow weighs an observation that took longer than the fit says. Engines
+	// count a prefill's time with all that shared its steps, so under load the
+	// quick ones tell how fast the engine is, and the others how busy it was.
+	slow = 0.1
+	// noise is the difference, as a logarithm, that fits of equal engines
+	// under load have.
+	noise = 0.25
 	// enough is the number of prefilled requests from which on a member's own
 	// fit is used for others too.
 	enough = 10
@@ -86,19 +93,25 @@ func (c *Curves) Forget(member uint32) {
 }
 
 func (f *fit) learn(t, before Totals, since time.Duration) {
+	if since > 0 {
+		f.fade(math.Exp(-float64(since) / float64(forget)))
+	}
 	seconds := t.PrefillSeconds - before.PrefillSeconds
 	tokens := t.PrefillTokens - before.PrefillTokens
 	requests := t.PrefillRequests - before.PrefillRequests
 	if positive(seconds) && positive(tokens) && positive(requests) {
 		// Divided by the number of requests, so that each observation is a
 		// mean request and a busy second weighs by its square root.
-		w := fade / math.Sqrt(requests)
-		f.rr = fade*f.rr + w*requests*requests
-		f.rt = fade*f.rt + w*requests*tokens
-		f.tt = fade*f.tt + w*tokens*tokens
-		f.ry = fade*f.ry + w*requests*seconds
-		f.ty = fade*f.ty + w*tokens*seconds
-		f.requests = fade*f.requests + requests
+		w := 1 / math.Sqrt(requests)
+		if c := f.curve(Prior().Curve, 1); 1000*seconds > 1.05*(c.A*requests+c.B*tokens) {
+			w *= slow
+		}
+		f.rr += w * requests * requests
+		f.rt += w * requests * tokens
+		f.tt += w * tokens * tokens
+		f.ry += w * requests * seconds
+		f.ty += w * tokens * seconds
+		f.requests += requests
 		f.prompt.add(tokens/requests, requests)
 	}
 	if n, s := t.InterTokenCount-before.InterTokenCount, t.InterTokenSeconds-before.InterTokenSeconds; positive(n) && positive(s) {
@@ -111,7 +124,7 @@ func (f *fit) learn(t, before Totals, since time.Duration) {
 		f.output.add(n/requests, requests)
 	}
 	if (tokens == 0 || positive(tokens)) && (requests == 0 || positive(requests)) && since > 0 {
-		curve := f.curve(Prior().Curve)
+		curve := f.curve(Prior().Curve, 1)
 		share := curve.busySeconds(requests, tokens) / since.Seconds()
 		keep := math.Exp(-float64(since) / float64(memory))
 		if !f.busyKnown {
@@ -121,15 +134,22 @@ func (f *fit) learn(t, before Totals, since time.Duration) {
 	}
 }
 
-// curve solves the fit around a prior that weighs as one request of 2,000
+// fade keeps a share of the prefill fit.
+func (f *fit) fade(keep float64) {
+	for _, sum := range []*float64{&f.rr, &f.rt, &f.tt, &f.ry, &f.ty, &f.requests} {
+		*sum *= keep
+	}
+}
+
+// curve solves the fit around a prior that weighs as so many requests of 2,000
 // tokens.
-func (f *fit) curve(prior Curve) Curve {
-	const priorRequests, priorTokens = 1.0, 2000.0
+func (f *fit) curve(prior Curve, priorRequests float64) Curve {
+	const priorTokens = 2000.0
 	a0, b0 := prior.A/1000, prior.B/1000
 	rr := f.rr + priorRequests
-	tt := f.tt + priorTokens*priorTokens
+	tt := f.tt + priorRequests*priorTokens*priorTokens
 	ry := f.ry + priorRequests*a0
-	ty := f.ty + priorTokens*priorTokens*b0
+	ty := f.ty + priorRequests*priorTokens*priorTokens*b0
 	det := rr*tt - f.rt*f.rt
 	a, b := (ry*tt-ty*f.rt)/det, (ty*rr-ry*f.rt)/det
 	if !(a >= 0) {
@@ -149,7 +169,7 @@ func (c *Curves) Fit(now time.Time) []Speed {
 	byModel := make(map[string][]Speed)
 	for i := range c.members {
 		if f := &c.members[i]; f.requests >= enough {
-			byModel[f.model] = append(byModel[f.model], f.speed(Prior(), now))
+			byModel[f.model] = append(byModel[f.model], f.speed(Prior(), false, now))
 		}
 	}
 	priors := make(map[string]Speed, len(byModel))
@@ -163,15 +183,20 @@ func (c *Curves) Fit(now time.Time) []Speed {
 		if !ok {
 			prior = Prior()
 		}
-		speeds[i] = f.speed(prior, now)
+		speeds[i] = f.speed(prior, ok, now)
 	}
 	return speeds
 }
 
-func (f *fit) speed(prior Speed, now time.Time) Speed {
+// speed is the fit around a prior: a median of others weighs more than a guess.
+func (f *fit) speed(prior Speed, median bool, now time.Time) Speed {
 	s := prior
 	s.Learned = f.requests >= enough
-	s.Curve = f.curve(prior.Curve)
+	if median {
+		s.Curve = f.curve(prior.Curve, 3).towards(prior.Curve, prior.PromptTokens)
+	} else {
+		s.Curve = f.curve(prior.Curve, 1)
+	}
 	s.StepMS = f.step.or(prior.StepMS)
 	s.QueueMS = f.queue.or(prior.QueueMS)
 	s.PromptTokens = f.prompt.or(prior.PromptTokens)

@@ -136,3 +136,41 @@ func TestSpeedsAreAlwaysUsable(t *testing.T) {
 		}
 	})
 }
+
+// An engine counts a prefill's time with all that shared its steps: most
+// observations of a busy one are far too slow.
+func TestSharedStepsDoNotMakeAnEngineSlow(t *testing.T) {
+	var c Curves
+	quiet, busy := newEngine(Curve{A: 5, B: 0.05}), newEngine(Curve{A: 5, B: 0.05})
+	for i := range 300 {
+		tokens := float64(500 + 379*i%9000)
+		quiet.serve(&c, 0, 1, tokens)
+		busy.t.PrefillSeconds += busy.Prefill(tokens, 0) / 1000 * float64(i%4)
+		busy.serve(&c, 1, 1, tokens)
+	}
+	s := c.Fit(quiet.at)
+	if q, b := s[0].Prefill(4000, 0), s[1].Prefill(4000, 0); b > 1.5*q {
+		t.Errorf("4,000 tokens take %v on the quiet, %v on the busy engine", q, b)
+	}
+}
+
+// Who is thought slow gets no requests, and without requests no observation
+// could tell otherwise.
+func TestAvoidedMemberComesBackToTheMedian(t *testing.T) {
+	var c Curves
+	engines := []*engine{newEngine(Curve{B: 0.05}), newEngine(Curve{B: 0.05}), newEngine(Curve{B: 0.05}), newEngine(Curve{B: 0.15})}
+	for i := range 1200 {
+		for m, e := range engines {
+			if requests := 1; m < 3 || i < 20 {
+				e.serve(&c, uint32(m), requests, float64(500+379*i%9000))
+			} else {
+				e.at = e.at.Add(time.Second)
+				c.Observe(uint32(m), "model", e.at, e.t)
+			}
+		}
+		if s := c.Fit(engines[0].at); i == 20 && s[3].B < 0.12 {
+			t.Errorf("learned %v of 0.15 from 20 requests", s[3].B)
+		}
+	}
+	near(t, "after 20 minutes without a request", c.Fit(engines[0].at)[3].B, 0.05, 0.2)
+}

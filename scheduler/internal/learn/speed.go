@@ -18,6 +18,21 @@ func (c Curve) Prefill(new, ctx float64) float64 {
 	return c.A + c.B*new + c.C*new*(ctx+new/2)
 }
 
+// towards draws a fit to the median of its model's: all the way where they
+// differ by less than the noise, hardly where another kind of engine shows.
+func (c Curve) towards(median Curve, tokens float64) Curve {
+	x := math.Pow(math.Log(c.Prefill(tokens, 0)/median.Prefill(tokens, 0))/noise, 4)
+	own := x / (x + 1)
+	if !(own >= 0) {
+		return median
+	}
+	return Curve{
+		A: own*c.A + (1-own)*median.A,
+		B: own*c.B + (1-own)*median.B,
+		C: median.C,
+	}
+}
+
 // busySeconds is the time that so many requests and tokens occupy the engine.
 // The fixed part is not counted: requests share it.
 func (c Curve) busySeconds(requests, tokens float64) float64 {

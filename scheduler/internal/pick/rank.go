@@ -77,7 +77,7 @@ func (w *work) rank(pol policy.Policy, last fleet.ID, known bool, now time.Time)
 	}
 	limit := w.scores[lowest]
 	if pol.Times {
-		limit += max(nearShare*limit, nearStep*w.candidates[lowest].speed.StepMS)
+		limit += max(nearShare*w.round.Costs[lowest].FirstToken(), nearStep*w.candidates[lowest].speed.StepMS)
 	}
 	w.best, w.near, w.sticky = -1, 0, false
 	var weight uint64

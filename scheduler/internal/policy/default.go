@@ -7,8 +7,9 @@ const (
 	// missing tokens are computed.
 	stallWeight = 0.01
 	// decodeWeight weighs the longer decode in a larger batch against time to
-	// the first token.
-	decodeWeight = 0.25
+	// the first token. Steps are longer under load for other reasons too, so
+	// that more than a little of it costs more time than it gains.
+	decodeWeight = 0.05
 	// stepShare is what one more request adds to a step: published fits lie
 	// between 1/650 and 1/250 of an empty step.
 	stepShare = 1.0 / 400
@@ -40,6 +41,10 @@ func (c Cost) FirstToken() float64 { return c.Wait + c.Load + c.Prefill }
 // affinity near saturation. Rho is smoothed and comes too late for a burst, so
 // the prefill that already waits, as a share of the next second, counts in its
 // place where it is more: a burst of siblings then stays with few owners.
+//
+// Others are spread over all candidates, so what they pay is charged by the
+// candidates' mean speed: how fast a member is believed to be counts once, in
+// its own prefill, and no error of that is multiplied near saturation.
 func Estimate(r *Round) {
 	var waiting float64
 	for i := range r.Candidates {
@@ -49,7 +54,7 @@ func Estimate(r *Round) {
 	if r.Rho > rho {
 		rho = r.Rho
 	}
-	price := price(rho)
+	miss := price(rho) * meanToken(r.Candidates)
 	least := math.Inf(1)
 	for i := range r.Candidates {
 		c := &r.Candidates[i]
@@ -63,7 +68,7 @@ func Estimate(r *Round) {
 			Wait:    c.Load.WaitMS,
 			Load:    float64(c.Host)*c.Speed.Load(c.Speed.HostMS) + float64(c.Disk)*c.Speed.Load(c.Speed.DiskMS),
 			Prefill: prefill,
-			Miss:    price * prefill,
+			Miss:    miss * float64(max(c.Uncached, 1)),
 			Decode: c.Load.Requests * (decodeWeight*output*stepShare*c.Speed.StepMS +
 				stallWeight*prefill),
 		}
@@ -75,6 +80,16 @@ func Estimate(r *Round) {
 		c.Decode -= least
 		c.Total = c.Wait + c.Load + c.Prefill + c.Miss + c.Decode
 	}
+}
+
+// meanToken is the time in ms that all candidates together take to compute as
+// many tokens as there are candidates.
+func meanToken(list []Candidate) float64 {
+	var rate float64
+	for i := range list {
+		rate += 1 / list[i].Speed.B
+	}
+	return float64(len(list)) / rate
 }
 
 // price is rho/(1-rho), nothing where rho is not known.

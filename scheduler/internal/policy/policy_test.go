@@ -68,13 +68,21 @@ func TestCostByPart(t *testing.T) {
 			},
 			[]Cost{{Total: 210, Load: 10, Prefill: 200}, {Total: 300, Load: 100, Prefill: 200}},
 		},
+		{"others pay by the mean speed", 0.5,
+			[]Candidate{
+				{Uncached: 2000, Speed: speed()},
+				{Uncached: 2000, Speed: &learn.Speed{Curve: learn.Curve{B: 0.3}}},
+			},
+			// Two tokens in 1/(10+3.33) s each: 0.15 ms a token.
+			[]Cost{{Total: 500, Prefill: 200, Miss: 300}, {Total: 900, Prefill: 600, Miss: 300}},
+		},
 		{"decode is what a member costs more than the least", 0,
 			[]Candidate{
 				{Uncached: 2000, Load: Load{Requests: 10}, Speed: speed()},
 				{Uncached: 2000, Load: Load{Requests: 30}, Speed: speed()},
 			},
-			// A request adds 0.25*100*10/400 = 0.625 and 0.01*200 = 2 ms.
-			[]Cost{{Total: 200, Prefill: 200}, {Total: 252.5, Prefill: 200, Decode: 52.5}},
+			// A request adds 0.05*100*10/400 = 0.125 and 0.01*200 = 2 ms.
+			[]Cost{{Total: 200, Prefill: 200}, {Total: 242.5, Prefill: 200, Decode: 42.5}},
 		},
 	} {
 		r := round(c.rho, c.in...)

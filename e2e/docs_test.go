@@ -1,0 +1,145 @@
+package e2e
+
+import (
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the tables of docs/OPERATIONS.md anew")
+
+const operations = "../docs/OPERATIONS.md"
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestDocsListEveryFlag compares the tables of flags with what the commands say
+// themselves; -update writes them.
+func TestDocsListEveryFlag(t *testing.T) {
+	entry := regexp.MustCompile(`(?m)^  -([a-z-]+)(?: ([^\n]+))?\n    \t([^\n]+)$`)
+	for _, command := range []string{"agent", "scheduler"} {
+		name := "kvscout-" + command
+		binary := filepath.Join(t.TempDir(), name)
+		build := exec.Command("go", "build", "-o", binary, "github.com/kvscout/kvscout/"+command+"/cmd/"+name)
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		help, err := exec.Command(binary, "-help").CombinedOutput()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var table strings.Builder
+		table.WriteString("| flag | takes | meaning |\n|---|---|---|\n")
+		flags := entry.FindAllStringSubmatch(string(help), -1)
+		if len(flags) < 10 {
+			t.Fatalf("%d flags in\n%s", len(flags), help)
+		}
+		for _, f := range flags {
+			fmt.Fprintf(&table, "| `-%s` | %s | %s |\n", f[1], f[2], strings.ReplaceAll(f[3], "|", `\|`))
+		}
+		text := read(t, operations)
+		begin, end := "<!-- flags of "+name+" -->\n", "<!-- end -->\n"
+		before, rest, ok := strings.Cut(text, begin)
+		got, after, closed := strings.Cut(rest, end)
+		if !ok || !closed {
+			t.Fatalf("%s has no table between %q and %q", operations, begin, end)
+		}
+		if got == table.String() {
+			continue
+		}
+		if !*update {
+			t.Errorf("%s: the flags of %s differ: go test ./e2e -run Docs -update", operations, name)
+			continue
+		}
+		if err := os.WriteFile(operations, []byte(before+begin+table.String()+end+after), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestDocsAndAlertsNameRealMetrics holds that every metric is explained, and
+// that no page or rule speaks of one that does not exist.
+func TestDocsAndAlertsNameRealMetrics(t *testing.T) {
+	declared := regexp.MustCompile(`(?m)^\s*(Attr)?\w+\s*=\s*"(kvscout\.[a-z_.]+)"`)
+	var metrics, attributes []string
+	for _, file := range []string{"names.go", "agent.go"} {
+		for _, d := range declared.FindAllStringSubmatch(read(t, "../protocol/telemetry/"+file), -1) {
+			name := strings.ReplaceAll(d[2], ".", "_")
+			if d[1] != "" {
+				attributes = append(attributes, name)
+			} else {
+				metrics = append(metrics, name)
+			}
+		}
+	}
+	if len(metrics) < 30 || len(attributes) < 5 {
+		t.Fatalf("only %d metrics and %d attributes found", len(metrics), len(attributes))
+	}
+	// What the exporter appends: units, kinds, the series of histograms.
+	exported := regexp.MustCompile(`^(_seconds|_bytes)?(_total|_bucket|_sum|_count)?$`)
+	named := make(map[string]bool)
+	for _, page := range []string{operations, "../docs/RELIABILITY.md", "../deploy/alerts.yaml"} {
+		for _, word := range regexp.MustCompile(`kvscout_[a-z_]+`).FindAllString(read(t, page), -1) {
+			if slices.Contains(attributes, word) {
+				continue
+			}
+			known := ""
+			for _, m := range metrics {
+				if rest, ok := strings.CutPrefix(word, m); ok && exported.MatchString(rest) && len(m) > len(known) {
+					known = m
+				}
+			}
+			if known == "" {
+				t.Errorf("%s names %s, which nobody exports", page, word)
+			}
+			if page == operations {
+				named[known] = true
+			}
+		}
+	}
+	for _, m := range metrics {
+		if !named[m] {
+			t.Errorf("%s does not explain %s", operations, m)
+		}
+	}
+}
+
+// TestDocsNameTestsThatExist holds that what is promised is tested.
+func TestDocsNameTestsThatExist(t *testing.T) {
+	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w+)\(`)
+	tests := make(map[string]bool)
+	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range declared.FindAllSubmatch(text, -1) {
+			tests[string(m[1])] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range []string{operations, "../docs/RELIABILITY.md", "../docs/PEER-BUGS.md"} {
+		for _, m := range regexp.MustCompile("`((?:Test|Fuzz|Benchmark)\\w+)`").FindAllStringSubmatch(read(t, page), -1) {
+			if !tests[m[1]] {
+				t.Errorf("%s names %s, which does not exist", page, m[1])
+			}
+		}
+	}
+}

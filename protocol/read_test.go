@@ -214,3 +214,17 @@ func FuzzRead(f *testing.F) {
 		_, _ = ReadRequest(data, member)
 	})
 }
+
+func TestInfoIsBounded(t *testing.T) {
+	for name, spoil := range map[string]func(*pb.Heartbeat){
+		"bytes":    func(h *pb.Heartbeat) { h.Info.Root = strings.Repeat("x", MaxInfo) },
+		"models":   func(h *pb.Heartbeat) { h.Info.Models = make([]string, MaxNames+1) },
+		"adapters": func(h *pb.Heartbeat) { h.Load = &pb.Load{RunningAdapters: make([]string, MaxNames+1)} },
+	} {
+		h := heartbeat()
+		spoil(h)
+		if _, err := ReadHeartbeat(encode(t, h), member); err == nil || !strings.Contains(err.Error(), "at most") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

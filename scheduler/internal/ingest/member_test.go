@@ -665,3 +665,20 @@ func heap() int64 {
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
 }
+
+func TestQueueIsBounded(t *testing.T) {
+	w := newWorker(&Ingest{})
+	large := item{kind: isDelta, name: name, data: make([]byte, protocol.MaxMessage)}
+	n := 0
+	for ; w.put(large); n++ {
+	}
+	if n != queueBytes/protocol.MaxMessage {
+		t.Errorf("%d messages of %d bytes", n, protocol.MaxMessage)
+	}
+	w = newWorker(&Ingest{})
+	for n = 0; w.put(item{kind: isDelta, name: name}); n++ {
+	}
+	if n != queueLength {
+		t.Errorf("%d empty messages", n)
+	}
+}

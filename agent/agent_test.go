@@ -107,7 +107,7 @@ func listen(t *testing.T, url string) *heartbeats {
 	}
 	t.Cleanup(func() { conn.Close(); <-closed })
 	h := &heartbeats{newest: make(map[string]*pb.Heartbeat)}
-	if _, err := conn.Subscribe("kvscout.v1.blue.load.*", func(m *nats.Msg) {
+	if _, err := conn.Subscribe("kvscout.v1.blue.load.*.*.*", func(m *nats.Msg) {
 		beat := new(pb.Heartbeat)
 		if err := proto.Unmarshal(m.Data, beat); err != nil {
 			t.Error(err)

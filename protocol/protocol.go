@@ -18,7 +18,9 @@
 //	kvscout.v1.<pool>.snapshot.<member>  SnapshotRequest  scheduler -> agent,
 //	                                     answered by SnapshotChunk on the reply subject
 //
-// <member> is <namespace>_<pod uid>_<rank>; it never holds a dot. Deltas and
+// A member's name is <namespace>_<pod uid>_<rank>; in a subject its three parts
+// are tokens, <namespace>.<pod uid>.<rank>, so that NATS can give rights by
+// namespace or pod. Reply subjects begin with kvscout.v1.<pool>.inbox. Deltas and
 // heartbeats of a member go over one connection, so that they arrive in the
 // order in which they were sent, and are to be taken in that order. Nobody but
 // the agent subscribes to its snapshot subject: the server then says at once

@@ -33,17 +33,32 @@ func NewSubjects(pool string) (Subjects, error) {
 	return Subjects{base: prefix + pool + "."}, nil
 }
 
-// Any in place of a member's name subscribes to all members.
-const Any = "*"
+// Any in place of a member's name stands for all members, and '*' in place of
+// a part of a name for every such part: prod_*_* are the members of namespace
+// prod, prod_9b2c_* the ranks of one of its pods.
+const Any = "*_*_*"
 
 // Blocks is where a member publishes its deltas.
-func (s Subjects) Blocks(member string) string { return s.base + "blocks." + member }
+func (s Subjects) Blocks(member string) string { return s.base + "blocks." + tokens(member) }
 
 // Load is where a member publishes its heartbeats.
-func (s Subjects) Load(member string) string { return s.base + "load." + member }
+func (s Subjects) Load(member string) string { return s.base + "load." + tokens(member) }
 
 // Snapshot is where a member is asked for its whole picture.
-func (s Subjects) Snapshot(member string) string { return s.base + "snapshot." + member }
+func (s Subjects) Snapshot(member string) string { return s.base + "snapshot." + tokens(member) }
+
+// Inbox is the prefix of the subjects on which schedulers are answered.
+func (s Subjects) Inbox() string { return s.base + "inbox" }
+
+// tokens writes a member's name as subject tokens, so that rights can be given
+// for a namespace or a pod: <namespace>.<pod uid>.<rank>.
+func tokens(member string) string {
+	first, last := strings.IndexByte(member, '_'), strings.LastIndexByte(member, '_')
+	if first == last {
+		return member // not a name; nobody speaks for it
+	}
+	return member[:first] + "." + member[first+1:last] + "." + member[last+1:]
+}
 
 // Parse says what a subject carries and of which member.
 func (s Subjects) Parse(subject string) (Kind, string, error) {
@@ -51,7 +66,7 @@ func (s Subjects) Parse(subject string) (Kind, string, error) {
 	if !ok {
 		return 0, "", fmt.Errorf("subject %.80q is not of %s", subject, s.base)
 	}
-	word, member, _ := strings.Cut(rest, ".")
+	word, name, _ := strings.Cut(rest, ".")
 	var kind Kind
 	switch word {
 	case "blocks":
@@ -62,6 +77,14 @@ func (s Subjects) Parse(subject string) (Kind, string, error) {
 		kind = Snapshot
 	default:
 		return 0, "", fmt.Errorf("subject %.80q: unknown kind", subject)
+	}
+	namespace, name, _ := strings.Cut(name, ".")
+	uid, rank, _ := strings.Cut(name, ".")
+	member := namespace + "_" + uid + "_" + rank
+	// A '_' in the namespace or the rank would make it another member's name,
+	// which is not what the sender has the right to.
+	if strings.Contains(namespace, "_") || strings.Contains(rank, "_") {
+		return 0, "", fmt.Errorf("subject %.80q: '_' outside the pod uid", subject)
 	}
 	if err := CheckMember(member); err != nil {
 		return 0, "", fmt.Errorf("subject %.80q: %w", subject, err)
@@ -76,7 +99,7 @@ type Member struct {
 	Rank      uint32
 }
 
-// Name is <namespace>_<pod uid>_<rank>, a single subject token. It fails when
+// Name is <namespace>_<pod uid>_<rank>. It fails when
 // a part holds anything but letters, digits and '-' (the pod uid may hold '_'),
 // or when the whole is too long.
 func (m Member) Name() (string, error) {

@@ -64,17 +64,33 @@ func TestSubjects(t *testing.T) {
 		{s.Blocks("a_b_0"), Blocks, "a_b_0"},
 		{s.Load("a_b_0"), Load, "a_b_0"},
 		{s.Snapshot("a_b_0"), Snapshot, "a_b_0"},
-		{"kvscout.v1.default.blocks.a_b_0", Blocks, "a_b_0"},
-		{"kvscout.v1.other.blocks.a_b_0", 0, ""},
-		{"kvscout.v2.default.blocks.a_b_0", 0, ""},
+		{s.Blocks("a_b_c_0"), Blocks, "a_b_c_0"},
+		{"kvscout.v1.default.blocks.a.b.0", Blocks, "a_b_0"},
+		{"kvscout.v1.default.blocks.a.b_c.0", Blocks, "a_b_c_0"},
+		{"kvscout.v1.default.blocks.a_b.c.0", 0, ""}, // not a's right to speak for b_c
+		{"kvscout.v1.default.blocks.a.b.c_0", 0, ""},
+		{"kvscout.v1.default.blocks.a.b.0_0", 0, ""},
+		{"kvscout.v1.default.blocks.a_b_0", 0, ""},
+		{"kvscout.v1.default.blocks.a..0", 0, ""},
+		{"kvscout.v1.default.blocks..b.0", 0, ""},
+		{"kvscout.v1.default.blocks.a.b.00", 0, ""},
+		{"kvscout.v1.other.blocks.a.b.0", 0, ""},
+		{"kvscout.v2.default.blocks.a.b.0", 0, ""},
 		{"kvscout.v1.default.blocks", 0, ""},
-		{"kvscout.v1.default.blocks.a_b_0.x", 0, ""},
-		{"kvscout.v1.default.gossip.a_b_0", 0, ""},
+		{"kvscout.v1.default.blocks.a.b.0.x", 0, ""},
+		{"kvscout.v1.default.gossip.a.b.0", 0, ""},
 		{"kvscout.v1.default.", 0, ""},
 	} {
 		kind, member, err := s.Parse(c.subject)
 		if kind != c.kind || member != c.member || (err == nil) != (c.kind != 0) {
 			t.Errorf("Parse(%q) = %v, %q, %v", c.subject, kind, member, err)
+		}
+	}
+	for pattern, want := range map[string]string{
+		Any: "kvscout.v1.default.load.*.*.*", "prod_*_*": "kvscout.v1.default.load.prod.*.*", "prod_9_b_*": "kvscout.v1.default.load.prod.9_b.*",
+	} {
+		if got := s.Load(pattern); got != want {
+			t.Errorf("Load(%q) = %s, want %s", pattern, got, want)
 		}
 	}
 	for _, pool := range []string{"", "a.b", "*", ">", "a b", strings.Repeat("p", MaxName+1)} {

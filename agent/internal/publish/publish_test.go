@@ -158,7 +158,7 @@ type reader struct {
 func newReader(t testing.TB, conn *nats.Conn) *reader {
 	r := &reader{t: t, messages: make(chan *nats.Msg, 1<<16)}
 	for _, kind := range []string{"blocks", "load"} {
-		if _, err := conn.ChanSubscribe("kvscout.v1.test."+kind+"."+member, r.messages); err != nil {
+		if _, err := conn.ChanSubscribe("kvscout.v1.test."+kind+".ns.uid.0", r.messages); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -320,7 +320,7 @@ func askFor(t testing.TB, conn *nats.Conn) (chunks []*pb.SnapshotChunk, sizes []
 	defer func() { _ = sub.Unsubscribe() }()
 	data, err := proto.Marshal(&pb.SnapshotRequest{Version: 1, Member: member})
 	if err == nil {
-		err = conn.PublishRequest("kvscout.v1.test.snapshot."+member, inbox+".1", data)
+		err = conn.PublishRequest("kvscout.v1.test.snapshot.ns.uid.0", inbox+".1", data)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -360,12 +360,12 @@ func TestBadMessagesAreCountedAndChangeNothing(t *testing.T) {
 	for subject, data := range map[string][]byte{
 		a.sub.Blocks(a.name):                  make([]byte, protocol.MaxMessage+1),
 		a.sub.Load(a.name):                    []byte("garbage"),
-		"kvscout.v1.test.blocks.no-member":    nil,
+		"kvscout.v1.test.blocks.a_b.c.0":      nil,
 		st.in.inbox + ".ns_uid_0.notanumber":  nil,
 		st.in.inbox + ".ns_stranger_0.1":      []byte("x"),
 		st.in.inbox + ".ns_uid_0.1":           []byte("x"),
-		"kvscout.v1.test.snapshot.ns_uid_0":   []byte("x"),
-		"kvscout.v1.elsewhere.blocks.a_b_c_0": []byte("x"),
+		"kvscout.v1.test.snapshot.ns.uid.0":   []byte("x"),
+		"kvscout.v1.elsewhere.blocks.a.b_c.0": []byte("x"),
 	} {
 		if err := a.conn.Publish(subject, data); err != nil {
 			t.Fatal(err)
@@ -404,7 +404,7 @@ func TestSnapshotsInFlightAreBounded(t *testing.T) {
 	const n = 40
 	requests := make(chan *nats.Msg, n)
 	conn := connect(t, s)
-	if _, err := conn.ChanSubscribe("kvscout.v1.test.snapshot.*", requests); err != nil {
+	if _, err := conn.ChanSubscribe("kvscout.v1.test.snapshot.*.*.*", requests); err != nil {
 		t.Fatal(err)
 	}
 	if err := conn.Flush(); err != nil {

@@ -49,6 +49,7 @@ var edges = map[string][]string{
 	"github.com/prometheus/common":          {"agent/internal/vllm"},
 	"github.com/nats-io/nats.go":            {"agent/internal/publish", "agent", "scheduler/internal/ingest", "scheduler"},
 	"github.com/nats-io/nats-server":        {"scheduler"},
+	"github.com/nats-io/nkeys":              {"scheduler"},
 	"google.golang.org/grpc":                {"protocol/pb", "protocol/telemetry", "scheduler/internal/rpc", "scheduler"},
 	"google.golang.org/protobuf":            {"protocol", "protocol/pb", "agent/internal/publish", "agent", "scheduler/internal/ingest", "scheduler/internal/rpc", "scheduler"},
 	"go.opentelemetry.io":                   {"protocol/telemetry", "agent", "agent/internal/publish", "scheduler", "scheduler/internal/rpc", "scheduler/internal/ingest"},

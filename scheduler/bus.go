@@ -1,37 +1,39 @@
 package scheduler
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"net/url"
-	"strconv"
-	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
-)
 
-// busStart bounds the start of the embedded NATS server.
-const busStart = 10 * time.Second
+	"github.com/kvscout/kvscout/protocol"
+)
 
 // bus is the connection to NATS, with the server behind it when that one is
 // embedded.
 type bus struct {
-	conn   *nats.Conn
-	server *server.Server // nil when the server is somebody else's
-	closed chan struct{}  // the connection is closed for good
+	conn    *nats.Conn
+	server  *embedded     // nil when the server is somebody else's
+	closed  chan struct{} // the connection is closed for good
+	refused refusals
 }
 
 // openBus starts the embedded server unless cfg names another one, and
 // connects. A server of others need not be there yet.
 func openBus(cfg *Config) (*bus, error) {
-	b := &bus{closed: make(chan struct{})}
 	log := cfg.Log.With("room", "nats")
+	b := &bus{closed: make(chan struct{}), refused: refusals{log: log, said: make(map[string]struct{})}}
+	subjects, err := protocol.NewSubjects(cfg.Pool)
+	if err != nil {
+		return nil, err
+	}
 	options := []nats.Option{
 		nats.Name("kvscout-scheduler"),
+		nats.CustomInboxPrefix(subjects.Inbox()),
 		nats.MaxReconnects(-1),
 		nats.ReconnectBufSize(-1),
 		nats.IgnoreAuthErrorAbort(), // credentials are mended while we run
@@ -43,50 +45,112 @@ func openBus(cfg *Config) (*bus, error) {
 				log.Warn("connection lost", "error", err)
 			}
 		}),
-		nats.ReconnectHandler(func(c *nats.Conn) { log.Info("connected again", "server", c.ConnectedUrlRedacted()) }),
+		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { b.refused.report("cannot connect", err) }),
+		nats.ReconnectHandler(func(c *nats.Conn) {
+			b.refused.forget()
+			log.Info("connected again", "server", c.ConnectedUrlRedacted())
+		}),
 		nats.ErrorHandler(func(_ *nats.Conn, s *nats.Subscription, err error) {
-			subject := ""
-			if s != nil {
-				subject = s.Subject
+			switch {
+			case errors.Is(err, nats.ErrPermissionViolation):
+				b.refused.report("NATS refuses what a scheduler must be allowed to", err)
+			case s == nil:
+				b.refused.report("asynchronous error", err)
+			default:
+				log.Warn("asynchronous error", "subject", s.Subject, "error", err)
 			}
-			log.Warn("asynchronous error", "subject", subject, "error", err)
 		}),
 	}
 	url := cfg.NATSURL
 	if url == "" {
-		s, err := startServer(cfg.NATSAddress, log)
-		if err != nil {
-			return nil, err
+		if b.server, err = startEmbedded(cfg, subjects, log); err != nil {
+			return nil, fmt.Errorf("embedded NATS: %w", err)
 		}
-		b.server = s
-		options = append(options, nats.InProcessServer(s))
+		client, err := b.server.client()
+		if err != nil {
+			b.server.stop()
+			return nil, fmt.Errorf("embedded NATS: %w", err)
+		}
+		options = append(options, client...)
 	} else {
 		options = append(options, nats.RetryOnFailedConnect(true),
-			nats.ConnectHandler(func(c *nats.Conn) { log.Info("connected", "server", c.ConnectedUrlRedacted()) }))
-		if cfg.NATSCredentials != "" {
-			options = append(options, nats.UserCredentials(cfg.NATSCredentials))
-		}
+			nats.ConnectHandler(func(c *nats.Conn) {
+				b.refused.forget()
+				log.Info("connected", "server", c.ConnectedUrlRedacted())
+			}))
+		options = append(options, login(cfg)...)
 	}
 	conn, err := nats.Connect(url, options...)
 	if err != nil {
-		b.stopServer()
+		if b.server != nil {
+			b.server.stop()
+		}
 		return nil, fmt.Errorf("connect to NATS: %w", err)
 	}
 	b.conn = conn
 	return b, nil
 }
 
+// login is who we are at a server of others, and whom we take it for. All
+// files but the seed's key are read again for every connection.
+func login(cfg *Config) []nats.Option {
+	var options []nats.Option
+	add := func(key string, option nats.Option) {
+		options = append(options, func(o *nats.Options) error {
+			if err := option(o); err != nil {
+				return fmt.Errorf("%s: %w", key, err)
+			}
+			return nil
+		})
+	}
+	if cfg.NATSCredentials != "" {
+		add("NATSCredentials", nats.UserCredentials(cfg.NATSCredentials))
+	}
+	if cfg.NATSSeed != "" {
+		add("NATSSeed", func(o *nats.Options) error {
+			seed, err := nats.NkeyOptionFromSeed(cfg.NATSSeed)
+			if err != nil {
+				return err
+			}
+			return seed(o)
+		})
+	}
+	if cfg.NATSTLS.CA != "" {
+		add("NATSTLS", nats.RootCAs(cfg.NATSTLS.CA))
+	}
+	if cfg.NATSTLS.Cert != "" {
+		add("NATSTLS", nats.ClientCert(cfg.NATSTLS.Cert, cfg.NATSTLS.Key))
+	}
+	return options
+}
+
+// follow keeps the embedded server's users up to date, or says why there is no
+// connection to another one, which NATS's client does not tell in every case.
+func (b *bus) follow(ctx context.Context) {
+	if b.server != nil {
+		b.server.follow(ctx)
+		return
+	}
+	look := time.NewTicker(refusalsEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-look.C:
+			if err := b.conn.LastError(); err != nil && b.conn.IsReconnecting() {
+				b.refused.report("cannot connect", err)
+			}
+		}
+	}
+}
+
 // close ends the connection and then the server, and waits for both.
 func (b *bus) close() {
 	b.conn.Close()
 	<-b.closed
-	b.stopServer()
-}
-
-func (b *bus) stopServer() {
 	if b.server != nil {
-		b.server.Shutdown()
-		b.server.WaitForShutdown()
+		b.server.stop()
 	}
 }
 
@@ -95,79 +159,37 @@ func (b *bus) address() string {
 	if b.server == nil {
 		return ""
 	}
-	return b.server.Addr().String()
+	return b.server.server.Addr().String()
 }
 
-func startServer(address string, log *slog.Logger) (*server.Server, error) {
-	host, text, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, fmt.Errorf("embedded NATS: %w", err)
-	}
-	port, err := strconv.ParseUint(text, 10, 16)
-	if err != nil {
-		return nil, fmt.Errorf("embedded NATS: port of %q: %w", address, err)
-	}
-	opts := &server.Options{
-		ServerName: "kvscout-scheduler",
-		Host:       host,
-		Port:       int(port),
-		NoSigs:     true,
-		MaxPayload: 1 << 20,
-	}
-	if port == 0 {
-		opts.Port = server.RANDOM_PORT
-	}
-	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		log.Warn("the embedded NATS server asks nobody who he is, and listens beyond this machine", "address", address)
-	}
-	s, err := server.NewServer(opts)
-	if err != nil {
-		return nil, fmt.Errorf("embedded NATS: %w", err)
-	}
-	out := &serverLog{log: log}
-	s.SetLoggerV2(out, false, false, false)
-	s.Start()
-	for end := time.Now().Add(busStart); !s.ReadyForConnections(20 * time.Millisecond); {
-		fatal := out.fatal.Load()
-		if fatal == nil && time.Now().Before(end) {
-			continue
-		}
-		s.Shutdown()
-		s.WaitForShutdown()
-		if fatal == nil {
-			return nil, fmt.Errorf("embedded NATS: not ready after %s", busStart)
-		}
-		return nil, fmt.Errorf("embedded NATS: %w (choose another address for it, or name the server that is there by its URL)", *fatal)
-	}
-	return s, nil
+const (
+	// maxRefusals bounds what is remembered as said.
+	maxRefusals = 64
+	// refusalsEvery is how often the connection is asked why it is not there.
+	refusalsEvery = 500 * time.Millisecond
+)
+
+// refusals are logged once for a connection each: they come again with every
+// message or attempt.
+type refusals struct {
+	log *slog.Logger
+
+	mu   sync.Mutex // guards said
+	said map[string]struct{}
 }
 
-// serverLog passes the server's log on, and keeps what it calls fatal.
-type serverLog struct {
-	log   *slog.Logger
-	fatal atomic.Pointer[error]
-}
-
-func (l *serverLog) Noticef(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }
-func (l *serverLog) Debugf(format string, v ...any)  { l.log.Debug(fmt.Sprintf(format, v...)) }
-func (l *serverLog) Tracef(format string, v ...any)  { l.log.Debug(fmt.Sprintf(format, v...)) }
-func (l *serverLog) Warnf(format string, v ...any)   { l.log.Warn(fmt.Sprintf(format, v...)) }
-func (l *serverLog) Errorf(format string, v ...any)  { l.log.Error(fmt.Sprintf(format, v...)) }
-func (l *serverLog) Fatalf(format string, v ...any) {
-	err := fmt.Errorf(format, v...)
-	l.fatal.CompareAndSwap(nil, &err)
-}
-
-// redacted is a list of server URLs without user and password.
-func redacted(urls string) string {
-	var out []string
-	for part := range strings.SplitSeq(urls, ",") {
-		u, err := url.Parse(strings.TrimSpace(part))
-		if err != nil {
-			continue
-		}
-		u.User = nil
-		out = append(out, u.String())
+func (r *refusals) report(what string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, known := r.said[err.Error()]; known || len(r.said) >= maxRefusals {
+		return
 	}
-	return strings.Join(out, ",")
+	r.said[err.Error()] = struct{}{}
+	r.log.Error(what, "error", err)
+}
+
+func (r *refusals) forget() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	clear(r.said)
 }

@@ -27,8 +27,23 @@ type Config struct {
 	NATSURL string
 	// NATSCredentials is a file with credentials for NATSURL; empty: none.
 	NATSCredentials string
+	// NATSSeed is a file with the seed of our nkey for NATSURL; empty: none.
+	NATSSeed string
 	// NATSAddress of the embedded server; 127.0.0.1:4222.
 	NATSAddress string
+	// NATSUsers is a file that says who may use the embedded server and for
+	// what (see parseUsers); empty: everybody for everything.
+	NATSUsers string
+	// NATSTLS of the embedded server: its certificate, and with CA clients must
+	// have one too. With NATSURL: CA for that server's certificate, and ours.
+	// Zero: the embedded server is plain, another one trusted by the system's CAs.
+	NATSTLS TLS
+	// GRPCTLS is the certificate of the API; with CA callers must have one too.
+	// Zero: plain.
+	GRPCTLS TLS
+	// Insecure admits GRPCAddress and NATSAddress beyond this machine without
+	// TLS, and NATS without users.
+	Insecure bool
 	// IndexBytes bounds the memory of the index; 1 GiB.
 	IndexBytes int64
 	// Policy of requests that name none; empty: by predicted time.
@@ -110,9 +125,7 @@ func (c Config) Validate() error {
 	if _, err := policy.Named(c.Policy); err != nil {
 		bad("Policy", "%v", err)
 	}
-	if c.NATSCredentials != "" && c.NATSURL == "" {
-		bad("NATSCredentials", "are for a server named by NATSURL")
-	}
+	c.validateAccess(bad)
 	for _, n := range []struct {
 		key   string
 		value int64

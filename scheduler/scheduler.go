@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
@@ -55,6 +56,7 @@ type Scheduler struct {
 	intake    *intake.Intake
 	rpc       *rpc.Service
 	meters    *meters
+	transport credentials.TransportCredentials
 
 	started chan struct{} // closed when addrs is set
 	addrs   Addrs
@@ -83,6 +85,9 @@ func New(cfg Config) (*Scheduler, error) {
 		index:   index.New(index.Config{MaxBytes: cfg.IndexBytes, MaxMembers: cfg.MaxMembers}),
 	}
 	var err error
+	if s.transport, err = cfg.transport(); err != nil {
+		return nil, err
+	}
 	if s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Policy: cfg.Policy, Seed: rand.Uint64()}); err != nil {
 		return nil, err
 	}
@@ -186,6 +191,7 @@ func (s *Scheduler) Run(ctx context.Context) (err error) {
 	s.ingest.Store(in)
 
 	s.addrs = Addrs{GRPC: api.Addr().String(), Admin: people.Addr().String(), NATS: bus.address()}
+	s.cfg.warnInsecure()
 	close(s.started)
 	s.cfg.Log.Info("scheduler started", "grpc", s.addrs.GRPC, "admin", s.addrs.Admin, "pool", s.cfg.Pool,
 		"nats", s.natsName(), "embedded", s.addrs.NATS != "")
@@ -193,6 +199,7 @@ func (s *Scheduler) Run(ctx context.Context) (err error) {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return in.Run(ctx) })
 	g.Go(func() error { s.look(ctx, state); return nil })
+	g.Go(func() error { bus.follow(ctx); return nil })
 	g.Go(func() error {
 		select {
 		case <-ctx.Done():

@@ -46,6 +46,7 @@ func (s *Scheduler) server(state *health.Server) *grpc.Server {
 func (s *Scheduler) options() []grpc.ServerOption {
 	pool := &buffers{}
 	options := []grpc.ServerOption{
+		grpc.Creds(s.transport),
 		experimental.BufferPool(pool),
 		grpc.ForceServerCodecV2(codec{pool}),
 		// A goroutine that lives on has grown its stack before.

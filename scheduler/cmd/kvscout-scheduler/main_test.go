@@ -42,7 +42,7 @@ func TestFlagBeatsEnvironmentBeatsDefault(t *testing.T) {
 
 func TestHelpNamesEveryFlagAndTellsNoSecret(t *testing.T) {
 	var out bytes.Buffer
-	if code := run(t.Context(), []string{"--help"}, env("KVSCOUT_ENGINE_API_KEY", "secret"), &out, io.Discard); code != 0 {
+	if code := run(t.Context(), []string{"--help"}, env("KVSCOUT_ENGINE_API_KEY", "secret", "KVSCOUT_NATS_URL", "nats://x:secret@y:1"), &out, io.Discard); code != 0 {
 		t.Errorf("exit %d", code)
 	}
 	text := out.String()
@@ -71,6 +71,7 @@ func TestWrongUsage(t *testing.T) {
 		"log format":    {[]string{"-log-format", "xml"}, env(), "xml"},
 		"policy":        {[]string{"-policy", "nope"}, env(), "nope"},
 		"log level":     {[]string{"-log-level", "loud"}, env(), "log-level"},
+		"plain beyond":  {[]string{"-grpc-address", "0.0.0.0:1"}, env(), "Insecure"},
 		"configuration": {[]string{"-pool", "a.b", "-grpc-address", "x"}, env(), "GRPCAddress"},
 	} {
 		var out bytes.Buffer

@@ -1,0 +1,192 @@
+package scheduler
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
+
+	"github.com/kvscout/kvscout/protocol"
+)
+
+const (
+	// busStart bounds the start of the embedded NATS server.
+	busStart = 10 * time.Second
+	// usersEvery is how often the file of its users is looked at.
+	usersEvery = time.Second
+)
+
+// embedded is a NATS server in this process.
+type embedded struct {
+	cfg      *Config
+	log      *slog.Logger
+	subjects protocol.Subjects
+	server   *server.Server
+	tls      *tls.Config   // nil: plain
+	self     nkeys.KeyPair // who this process is there; nil: nobody is asked
+	users    string        // text of the file of users in force
+}
+
+// startEmbedded starts the server and waits until it serves.
+func startEmbedded(cfg *Config, subjects protocol.Subjects, log *slog.Logger) (*embedded, error) {
+	e := &embedded{cfg: cfg, log: log, subjects: subjects}
+	if cfg.NATSTLS.Cert != "" {
+		c, err := newCertificates(cfg.NATSTLS, log)
+		if err != nil {
+			return nil, fmt.Errorf("NATSTLS: %w", err)
+		}
+		e.tls = c.server()
+	}
+	var users []*server.NkeyUser
+	if cfg.NATSUsers != "" {
+		var err error
+		if users, e.users, err = readUsers(cfg.NATSUsers, subjects); err != nil {
+			return nil, fmt.Errorf("NATSUsers: %w", err)
+		}
+		if e.self, err = nkeys.CreateUser(); err != nil {
+			return nil, fmt.Errorf("key of the scheduler itself: %w", err)
+		}
+	}
+	opts, err := e.options(users)
+	if err != nil {
+		return nil, err
+	}
+	if e.server, err = server.NewServer(opts); err != nil {
+		return nil, err
+	}
+	out := &serverLog{log: log}
+	e.server.SetLoggerV2(out, false, false, false)
+	e.server.Start()
+	for end := time.Now().Add(busStart); !e.server.ReadyForConnections(20 * time.Millisecond); {
+		fatal := out.fatal.Load()
+		if fatal == nil && time.Now().Before(end) {
+			continue
+		}
+		e.stop()
+		if fatal == nil {
+			return nil, fmt.Errorf("not ready after %s", busStart)
+		}
+		return nil, fmt.Errorf("%w (choose another address for it, or name the server that is there by its URL)", *fatal)
+	}
+	return e, nil
+}
+
+// options of the server when these are its users.
+func (e *embedded) options(users []*server.NkeyUser) (*server.Options, error) {
+	host, text, err := net.SplitHostPort(e.cfg.NATSAddress)
+	if err != nil {
+		return nil, err
+	}
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return nil, fmt.Errorf("port of %q: %w", e.cfg.NATSAddress, err)
+	}
+	opts := &server.Options{
+		ServerName: "kvscout-scheduler",
+		Host:       host,
+		Port:       int(port),
+		NoSigs:     true,
+		MaxPayload: 1 << 20,
+		TLSConfig:  e.tls,
+		Nkeys:      users,
+	}
+	if port == 0 {
+		opts.Port = server.RANDOM_PORT
+	}
+	if e.self != nil {
+		key, err := e.self.PublicKey()
+		if err != nil {
+			return nil, fmt.Errorf("key of the scheduler itself: %w", err)
+		}
+		opts.Nkeys = append(opts.Nkeys, &server.NkeyUser{
+			Nkey: key, Permissions: schedulerRights(e.subjects),
+			AllowedConnectionTypes: map[string]struct{}{"IN_PROCESS": {}},
+		})
+	}
+	return opts, nil
+}
+
+// client is how this process connects to the server.
+func (e *embedded) client() ([]nats.Option, error) {
+	options := []nats.Option{nats.InProcessServer(e.server)}
+	if e.self != nil {
+		key, err := e.self.PublicKey()
+		if err != nil {
+			return nil, fmt.Errorf("key of the scheduler itself: %w", err)
+		}
+		options = append(options, nats.Nkey(key, e.self.Sign))
+	}
+	return options, nil
+}
+
+// follow keeps the server's users those of the file. Who is no longer among
+// them is cut off.
+func (e *embedded) follow(ctx context.Context) {
+	if e.self == nil {
+		return
+	}
+	look := time.NewTicker(usersEvery)
+	defer look.Stop()
+	said := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-look.C:
+		}
+		err := e.reload()
+		switch {
+		case err == nil:
+			said = ""
+		case err.Error() != said:
+			said = err.Error()
+			e.log.Error("the file of NATS users is not used, the last good one is", "error", err)
+		}
+	}
+}
+
+func (e *embedded) reload() error {
+	users, text, err := readUsers(e.cfg.NATSUsers, e.subjects)
+	if err != nil || text == e.users {
+		return err
+	}
+	opts, err := e.options(users)
+	if err != nil {
+		return err
+	}
+	if err := e.server.ReloadOptions(opts); err != nil {
+		return fmt.Errorf("users of %s: %w", e.cfg.NATSUsers, err)
+	}
+	e.users = text
+	e.log.Info("NATS users read", "file", e.cfg.NATSUsers, "users", len(users))
+	return nil
+}
+
+func (e *embedded) stop() {
+	e.server.Shutdown()
+	e.server.WaitForShutdown()
+}
+
+// serverLog passes the server's log on, and keeps what it calls fatal.
+type serverLog struct {
+	log   *slog.Logger
+	fatal atomic.Pointer[error]
+}
+
+func (l *serverLog) Noticef(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }
+func (l *serverLog) Debugf(format string, v ...any)  { l.log.Debug(fmt.Sprintf(format, v...)) }
+func (l *serverLog) Tracef(format string, v ...any)  { l.log.Debug(fmt.Sprintf(format, v...)) }
+func (l *serverLog) Warnf(format string, v ...any)   { l.log.Warn(fmt.Sprintf(format, v...)) }
+func (l *serverLog) Errorf(format string, v ...any)  { l.log.Error(fmt.Sprintf(format, v...)) }
+func (l *serverLog) Fatalf(format string, v ...any) {
+	err := fmt.Errorf(format, v...)
+	l.fatal.CompareAndSwap(nil, &err)
+}

@@ -3,6 +3,7 @@ package agent
 import (
 	"encoding/json"
 	"net/http"
+	"time"
 
 	"github.com/kvscout/kvscout/agent/internal/mirror"
 	"github.com/kvscout/kvscout/protocol/pb"
@@ -48,7 +49,10 @@ func (a *Agent) Status() Status {
 			syncing = rs.Member + ": " + rs.Reason
 		}
 	}
+	refused := a.refused.reason(time.Now())
 	switch {
+	case refused != "":
+		s.Reason = refused
 	case conn == nil || !conn.IsConnected():
 		s.Reason = "NATS is not connected"
 	case len(s.Ranks) == 0:

@@ -29,11 +29,12 @@ const stopWait = 3 * time.Second
 
 // Agent serves one engine process.
 type Agent struct {
-	cfg    Config
-	engine *vllm.Engine
-	watch  *watch
-	conn   atomic.Pointer[nats.Conn]
-	admin  atomic.Pointer[net.Addr]
+	cfg     Config
+	engine  *vllm.Engine
+	watch   *watch
+	conn    atomic.Pointer[nats.Conn]
+	refused *refusals
+	admin   atomic.Pointer[net.Addr]
 
 	mu     sync.Mutex // guards ranks
 	active map[*rank]*activity
@@ -56,6 +57,7 @@ func New(cfg Config) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{cfg: cfg, engine: engine, active: make(map[*rank]*activity)}
+	a.refused = newRefusals(cfg.Log.With("room", "nats"), cfg.Heartbeat)
 	a.watch = &watch{cfg: &a.cfg, engine: engine, ranks: make(map[int]*rank)}
 	return a, nil
 }
@@ -88,7 +90,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		addr := listener.Addr()
 		a.admin.Store(&addr)
 	}
-	conn, closed, err := openBus(&a.cfg)
+	conn, closed, err := openBus(&a.cfg, a.refused)
 	if err != nil {
 		return err
 	}
@@ -102,6 +104,15 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	a.watch.start = func(n int, id identity, source vllm.Source) (*rank, error) { return a.start(ctx, g, n, id, source) }
 	a.watch.retire = a.retire
 	g.Go(func() error { return a.watch.run(ctx) })
+	g.Go(func() error { a.refused.watch(ctx, conn); return nil })
+	g.Go(func() error {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-closed:
+			return errors.New("the connection to NATS was closed for good")
+		}
+	})
 	if listener != nil {
 		server := &http.Server{Handler: a.handler(tel.Handler()), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second}
 		g.Go(func() error {

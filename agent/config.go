@@ -25,6 +25,11 @@ type Config struct {
 	NATSURL string
 	// NATSCredentials is a file with credentials for NATSURL; empty: none.
 	NATSCredentials string
+	// NATSSeed is a file with the seed of our nkey for NATSURL; empty: none.
+	NATSSeed string
+	// NATSTLS: CA for the server's certificate, and ours. Zero: by the system's
+	// CAs where the server speaks TLS.
+	NATSTLS TLS
 	// Pool of engines that a scheduler serves together; "default".
 	Pool string
 
@@ -67,6 +72,16 @@ type Config struct {
 	Version string
 	// Log; nil: nothing is logged.
 	Log *slog.Logger
+}
+
+// TLS names PEM files. They are read again for every new connection, so that
+// a renewed certificate is used without a restart.
+type TLS struct {
+	// Cert and Key are our certificate, with its chain, and its private key.
+	Cert, Key string
+	// CA holds the certificates of those whom we trust to have signed the
+	// server's.
+	CA string
 }
 
 const (
@@ -128,6 +143,12 @@ func (c Config) Validate() error {
 			u.Scheme != "nats" && u.Scheme != "tls" && u.Scheme != "ws" && u.Scheme != "wss") {
 			bad("NATSURL", "must look like nats://host:4222")
 		}
+	}
+	if c.NATSCredentials != "" && c.NATSSeed != "" {
+		bad("NATSSeed", "and NATSCredentials are two ways to say who we are; set one")
+	}
+	if (c.NATSTLS.Cert == "") != (c.NATSTLS.Key == "") {
+		bad("NATSTLS", "Cert and Key belong together")
 	}
 	if _, err := protocol.NewSubjects(c.Pool); err != nil {
 		bad("Pool", "%v", err)

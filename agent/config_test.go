@@ -18,7 +18,7 @@ func TestValidateNamesEverything(t *testing.T) {
 			t.Errorf("%s is not named in\n%v", key, err)
 		}
 	}
-	secret := Config{NATSURL: "nats://user:s3cret@host:4222,ftp://x:s3cret@y"}.Validate()
+	secret := Config{NATSURL: "nats://user:s3cret@host:4222,ftp://x:s3cret@y", Engine: "ftp://x:s3cret@y"}.Validate()
 	if secret == nil || strings.Contains(secret.Error(), "s3cret") {
 		t.Errorf("the password is quoted, or nothing is wrong: %v", secret)
 	}

@@ -83,9 +83,9 @@ func (w *watch) run(ctx context.Context) error {
 		if text := fmt.Sprint(err); ctx.Err() == nil && text != logged {
 			logged = text
 			if err != nil {
-				w.cfg.Log.Info("engine does not answer as it should", "engine", w.cfg.Engine, "error", err)
+				w.cfg.Log.Info("engine does not answer as it should", "engine", redacted(w.cfg.Engine), "error", err)
 			} else {
-				w.cfg.Log.Info("engine answers", "engine", w.cfg.Engine, "version", w.version, "models", w.models.Names)
+				w.cfg.Log.Info("engine answers", "engine", redacted(w.cfg.Engine), "version", w.version, "models", w.models.Names)
 			}
 		}
 		select {

@@ -32,7 +32,10 @@ func TestWrongUsage(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	if code := run(t.Context(), []string{"-help"}, none, &out); code != 0 || !strings.Contains(out.String(), "-pod-uid id") {
+	secrets := func(k string) string {
+		return map[string]string{"KVSCOUT_ENGINE_API_KEY": "s3cret", "KVSCOUT_NATS": "nats://x:s3cret@y:1"}[k]
+	}
+	if code := run(t.Context(), []string{"-help"}, secrets, &out); code != 0 || !strings.Contains(out.String(), "-pod-uid id") || strings.Contains(out.String(), "s3cret") {
 		t.Errorf("help: status %d\n%s", code, out.String())
 	}
 	if code := run(t.Context(), nil, func(k string) string {

@@ -38,12 +38,10 @@ type Engine struct {
 
 // NewEngine checks the URL.
 func NewEngine(cfg EngineConfig) (*Engine, error) {
+	// The URL may hold a password: it is never quoted whole.
 	base, err := url.Parse(cfg.URL)
-	if err != nil {
-		return nil, err
-	}
-	if base.Scheme != "http" && base.Scheme != "https" || base.Host == "" {
-		return nil, fmt.Errorf("engine URL %q: want http://host:port", cfg.URL)
+	if err != nil || base.Scheme != "http" && base.Scheme != "https" || base.Host == "" {
+		return nil, errors.New("engine URL: want http://host:port")
 	}
 	return &Engine{base: base, key: cfg.Key, http: &http.Client{
 		Timeout:   engineWithin,

@@ -1,0 +1,196 @@
+package e2e
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/kvscout/kvscout/agent"
+	"github.com/kvscout/kvscout/e2e/authority"
+	"github.com/kvscout/kvscout/e2e/fakevllm"
+	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/scheduler"
+)
+
+// secured is a scheduler behind TLS with agents that must say who they are.
+type secured struct {
+	t      *testing.T
+	ca     *authority.Authority
+	nats   string // URL
+	client pb.SchedulerClient
+}
+
+// run runs something until the test ends.
+func run(t *testing.T, do func(context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- do(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func (s *secured) tls() (files authority.Pair) { return s.ca.Issue(s.t, time.Now().Add(time.Hour)) }
+
+// schedule starts the scheduler. A NATS server named by cfg is that, else the
+// scheduler's own.
+func (s *secured) schedule(cfg scheduler.Config) {
+	s.t.Helper()
+	pair := s.tls()
+	cfg.GRPCAddress, cfg.AdminAddress, cfg.NATSAddress, cfg.StopWait = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", time.Second
+	cfg.GRPCTLS = scheduler.TLS{Cert: pair.Cert, Key: pair.Key, CA: s.ca.CA}
+	cfg.NATSTLS = cfg.GRPCTLS
+	sched, err := scheduler.New(cfg)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	run(s.t, sched.Run)
+	if s.nats == "" {
+		s.nats = "tls://" + sched.Addrs().NATS
+	}
+	conn, err := grpc.NewClient(sched.Addrs().GRPC, grpc.WithTransportCredentials(credentials.NewTLS(s.ca.Client(s.t, s.tls()))))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = conn.Close() })
+	s.client = pb.NewSchedulerClient(conn)
+}
+
+// agent starts one beside an engine.
+func (s *secured) agent(engine *engine, namespace, uid, seed string) *agent.Agent {
+	s.t.Helper()
+	pair := s.tls()
+	a, err := agent.New(agent.Config{
+		NATSURL: s.nats, NATSSeed: seed, NATSTLS: agent.TLS{Cert: pair.Cert, Key: pair.Key, CA: s.ca.CA},
+		Engine: engine.URL(), Events: engine.Events(0).Endpoint(), Replay: engine.Events(0).ReplayEndpoint(),
+		Namespace: namespace, PodUID: uid, Listen: "127.0.0.1:0", Heartbeat: 50 * time.Millisecond, Probe: 50 * time.Millisecond, Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	run(s.t, a.Run)
+	return a
+}
+
+// members are those that the scheduler knows, with their pictures.
+func (s *secured) members() map[string]*pb.Picture {
+	s.t.Helper()
+	fleet, err := s.client.Fleet(s.t.Context(), &pb.FleetRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	known := make(map[string]*pb.Picture)
+	for _, m := range fleet.GetMembers() {
+		known[m.GetMember().GetId()] = m.GetPicture()
+	}
+	return known
+}
+
+// proven says that the picture is known to be true, and not an empty one.
+func proven(p *pb.Picture) bool { return p.GetTrust() == pb.Trust_TRUST_EXACT && p.GetSequence() > 0 }
+
+func (s *secured) until(what string, holds func() bool) {
+	s.t.Helper()
+	for end := time.Now().Add(patience); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			s.t.Fatalf("never: %s; members %v", what, s.members())
+		}
+	}
+}
+
+// holds shows that an honest agent is believed, and that one that takes another name is not heard and says why.
+func (s *secured) holds(seed, uid string) {
+	s.t.Helper()
+	p := &play{t: s.t, http: &http.Client{Transport: &http.Transport{}, Timeout: patience}}
+	s.t.Cleanup(p.http.CloseIdleConnections)
+	engine := p.engine(fakevllm.Config{})
+	engine.complete(several(77, 5)...)
+	honest := s.agent(engine, "prod", uid, seed)
+	name := "prod_" + uid + "_0"
+	s.until("the honest agent is believed", func() bool { return proven(s.members()[name]) && honest.Status().Ready })
+	liar := s.agent(engine, "dev", uid, seed)
+	s.until("the liar says that it is refused", func() bool {
+		st := liar.Status()
+		return !st.Ready && strings.Contains(st.Reason, "kvscout.v1.default.load.dev."+uid+".0")
+	})
+	if got := s.members(); len(got) != 1 || !proven(got[name]) {
+		s.t.Errorf("members %v", got)
+	}
+}
+
+func TestWhoMaySayWhatOnTheEmbeddedNATS(t *testing.T) {
+	t.Parallel()
+	key, seed := authority.User(t)
+	file := filepath.Join(t.TempDir(), "users")
+	if err := os.WriteFile(file, []byte("agent "+key+" prod/pod\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := &secured{t: t, ca: authority.New(t)}
+	s.schedule(scheduler.Config{NATSUsers: file})
+	s.holds(seed, "pod")
+}
+
+// TestWhoMaySayWhatOnTheDocumentedNATS runs a server with the configuration
+// that docs/SECURITY.md shows, and a second scheduler that starts late and so
+// must ask for the picture.
+func TestWhoMaySayWhatOnTheDocumentedNATS(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../docs/SECURITY.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(page), "```conf\n")
+	text, _, _ = strings.Cut(text, "```")
+	s := &secured{t: t, ca: authority.New(t)}
+	pair := s.tls()
+	text = strings.NewReplacer("0.0.0.0:4222", "127.0.0.1:-1", "/etc/nats/tls.crt", pair.Cert, "/etc/nats/tls.key", pair.Key, "/etc/nats/clients.crt", s.ca.CA).Replace(text)
+	var seeds []string
+	parts := strings.Split(text, `nkey: "`)
+	for i := range parts[1:] {
+		key, seed := authority.User(t)
+		seeds = append(seeds, seed)
+		parts[i+1] = key + parts[i+1][len(key):]
+	}
+	if len(seeds) != 3 {
+		t.Fatalf("%d users in the configuration", len(seeds))
+	}
+	conf := filepath.Join(t.TempDir(), "nats-server.conf")
+	if err := os.WriteFile(conf, []byte(strings.Join(parts, `nkey: "`)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	opts, err := server.ProcessConfigFile(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts.NoSigs, opts.NoLog = true, true
+	n, err := server.NewServer(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Start()
+	t.Cleanup(func() { n.Shutdown(); n.WaitForShutdown() })
+	if !n.ReadyForConnections(patience) {
+		t.Fatal("NATS does not start")
+	}
+	s.nats = "tls://" + n.Addr().String()
+	cfg := scheduler.Config{NATSURL: s.nats, NATSSeed: seeds[0]}
+	s.schedule(cfg)
+	const uid = "0f3c6c1e-6c54-4a2c-9b2e-5e9c0a7d1b11"
+	s.holds(seeds[2], uid) // the key of one pod
+	late := &secured{t: t, ca: s.ca, nats: s.nats}
+	late.schedule(cfg)
+	late.until("the late scheduler was answered", func() bool { return proven(late.members()["prod_"+uid+"_0"]) })
+}

@@ -99,7 +99,7 @@ func TestAdversaries(t *testing.T) {
 			for c := range 20 {
 				chains = append(chains, contents(uint64(c), 300))
 			}
-			for range 20_000 {
+			for range 4000 {
 				m, keys := Member(r.IntN(1000)), chains[r.IntN(20)]
 				n := 1 + r.IntN(len(keys))
 				forget := r.IntN(40) == 0
@@ -235,7 +235,7 @@ func TestMatchAllocatesNothing(t *testing.T) {
 // TestForgottenMembersAreNotNamed looks at members that come and go with
 // thousands of runs, so that chunks and segments come and go with them.
 func TestForgottenMembersAreNotNamed(t *testing.T) {
-	churn(t, 1, 40)
+	churn(t, 1, 8)
 }
 
 func churn(t *testing.T, seed uint64, rounds int) {

@@ -18,7 +18,7 @@ func tree(t *rapid.T) [][]blockkey.Key {
 	n := rapid.IntRange(1, 6).Draw(t, "chains")
 	for c := range n {
 		length := rapid.SampledFrom([]int{1, 3, 15, 16, 17, 40, 130, 300}).Draw(t, "length")
-		if c == 0 && rapid.IntRange(0, 9).Draw(t, "huge") == 0 {
+		if c == 0 && rapid.IntRange(0, 29).Draw(t, "huge") == 0 {
 			length = maxRun + 50
 		}
 		fork := 0

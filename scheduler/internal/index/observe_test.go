@@ -136,7 +136,7 @@ func (x *Index) apply(c change) {
 // TestReadersSeeStatesBesideAWriter holds every answer against the states
 // that the index was in while it was given.
 func TestReadersSeeStatesBesideAWriter(t *testing.T) {
-	rounds, steps := 12, 1500
+	rounds, steps := 8, 1000
 	if testing.Short() {
 		rounds = 3
 	}

@@ -42,7 +42,6 @@ type segment struct {
 	used  int // guarded by Index.mu, like limit and floor
 	limit int
 	floor int
-	old   bool // replaced
 }
 
 // line is one cache line. tags holds a byte for each cell, 0 if it is free;
@@ -89,9 +88,9 @@ func (t *table) keyAt(cell uint32) uint64 {
 	return t.pages.chunk(page).keys[page&(1<<pagesBits-1)][cell&(pageKeys-1)]
 }
 
-// place is where a key belongs: its segment, its home line and its tag, never
+// hash says where a key belongs: its segment, its home line and its tag, never
 // 0. All of a key's bits decide on each.
-func place(key uint64) (number uint32, home, tag uint64) {
+func hash(key uint64) (number uint32, home, tag uint64) {
 	h := key * 0x9E3779B97F4A7C15
 	h ^= h >> 32
 	tag = h & 0xff
@@ -114,7 +113,7 @@ func zeros(w uint64) uint64 {
 
 // find is the cell of key. Readers may call it.
 func (t *table) find(key uint64) (cell uint32, ok bool) {
-	number, home, tag := place(key)
+	number, home, tag := hash(key)
 	s := t.segments[number].Load()
 	first := s.lineOf(home)
 	for n := first; ; {
@@ -139,32 +138,37 @@ func (t *table) find(key uint64) (cell uint32, ok bool) {
 	}
 }
 
-// spot is where a key belongs in the segment that was there when it was
-// looked up.
+// spot is where a key belongs in a segment of so many lines.
 type spot struct {
-	segment *segment
-	line    uint32
-	number  uint16
-	tag     uint8
+	line, lines uint32
+	number      uint16
+	tag         uint8
 }
 
 // look finds a key's spot and brings its home line into the cache.
 func (t *table) look(key uint64) (spot, uint64) {
-	number, home, tag := place(key)
+	number, home, tag := hash(key)
 	s := t.segments[number].Load()
 	n := s.lineOf(home)
-	return spot{s, uint32(n), uint16(number), uint8(tag)}, s.lines[n].tags[0]
+	return spot{uint32(n), uint32(len(s.lines)), uint16(number), uint8(tag)}, s.lines[n].tags[0]
+}
+
+// segment is that of a spot, and the spot, should the segment have another
+// size since it was looked up.
+func (t *table) segment(key uint64, at spot) (*segment, spot) {
+	s := t.segments[at.number].Load()
+	if len(s.lines) != int(at.lines) {
+		at, _ = t.look(key)
+	}
+	return s, at
 }
 
 // insert puts a key, which is not there, at its spot, and notes its cell.
 func (t *table) insert(key uint64, at spot, cell uint32) {
-	s := at.segment
-	if s.used >= s.limit || s.old {
-		if s = t.segments[at.number].Load(); s.used >= s.limit {
-			t.resize(uint32(at.number), s, s.used+1)
-		}
-		at, _ = t.look(key)
-		s = at.segment
+	s, at := t.segment(key, at)
+	if s.used >= s.limit {
+		t.resize(uint32(at.number), s, s.used+1)
+		s, at = t.segment(key, at)
 	}
 	for n := uint64(at.line); ; {
 		l := &s.lines[n]
@@ -214,11 +218,7 @@ func (l *line) free() int {
 
 // remove takes key from its spot, out of cell.
 func (t *table) remove(key uint64, at spot, cell uint32) {
-	s := at.segment
-	if s.old {
-		at, _ = t.look(key)
-		s = at.segment
-	}
+	s, at := t.segment(key, at)
 	tag := uint64(at.tag)
 	first := uint64(at.line)
 	for n := first; ; {
@@ -265,7 +265,7 @@ func (l *line) find(tag uint64, cell uint32) int {
 }
 
 // resize replaces a segment by one for want keys.
-func (t *table) resize(number uint32, old *segment, want int) *segment {
+func (t *table) resize(number uint32, old *segment, want int) {
 	s := t.newSegment(number, linesFor(number, want))
 	t.cells -= int64(len(old.lines) * lineCells)
 	t.bytes -= int64(len(old.lines) * lineBytes)
@@ -278,14 +278,12 @@ func (t *table) resize(number uint32, old *segment, want int) *segment {
 		}
 	}
 	s.used = old.used
-	old.old = true
 	t.segments[number].Store(s)
-	return s
 }
 
 // put places a key in a segment that no reader has seen.
 func (s *segment) put(key uint64, cell uint32) {
-	_, home, tag := place(key)
+	_, home, tag := hash(key)
 	for n := s.lineOf(home); ; {
 		l := &s.lines[n]
 		if i := l.free(); i >= 0 {

@@ -29,13 +29,14 @@ NATS is, and nothing else:
       "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657"}'
   kvscout-agent -nats nats://127.0.0.1:4222
 
-What the agent is, it asks the engine: model, block size, ranks, adapters, and
-since vLLM 0.31 where the events are. Without a replay endpoint every lost
-connection costs the whole picture.
+Model, block size, ranks and adapters it learns from the engine, and since vLLM
+0.31 also where the events are. Without a replay endpoint every lost connection
+costs the whole picture.
 
 Each flag has an environment variable of the same name (-pod-uid:
 KVSCOUT_POD_UID). A flag wins over its variable, a variable over the default.
-Metrics go to OTEL_EXPORTER_OTLP_ENDPOINT when that is set.
+Times look like 500ms or 2s. The memory limit follows the container's; GOMEMLIMIT
+overrides it. Metrics go to OTEL_EXPORTER_OTLP_ENDPOINT when that is set.
 
 Exit status: 0 after SIGINT or SIGTERM, 1 on failure, 2 for wrong usage.
 
@@ -104,14 +105,14 @@ func parse(args []string, getenv func(string) string, out io.Writer) (agent.Conf
 	fs.StringVar(&cfg.Replay, "replay", cfg.Replay, "`endpoint` of rank 0's replay, or \"none\"; empty: as the engine says, else the events' port + 100")
 	fs.StringVar(&cfg.Topic, "topic", cfg.Topic, "`prefix` of the topics to subscribe to; empty: all")
 	fs.StringVar(&cfg.Model, "model", cfg.Model, "`name` that keys are made with; empty: the first model that the engine serves")
-	fs.IntVar(&cfg.BlockSize, "block-size", cfg.BlockSize, "`tokens` a block; 0: as the engine says")
+	fs.IntVar(&cfg.BlockSize, "block-size", cfg.BlockSize, "`tokens` in a block; 0: as the engine says")
 	fs.StringVar(&cfg.Namespace, "namespace", cfg.Namespace, "`name` of the pod's namespace")
 	fs.StringVar(&cfg.Pod, "pod", cfg.Pod, "`name` of the pod; empty: the host's name")
 	fs.StringVar(&cfg.PodUID, "pod-uid", cfg.PodUID, "`id` of the pod, unique in its namespace; empty: its name")
-	fs.StringVar(&cfg.PodIP, "pod-ip", cfg.PodIP, "`address` of the pod, for -address")
+	fs.StringVar(&cfg.PodIP, "pod-ip", cfg.PodIP, "IP `address` of the pod, to make -address of")
 	fs.StringVar(&cfg.Address, "address", cfg.Address, "`host:port` that requests are sent to; empty: the engine's port on -pod-ip, else -engine")
 	fs.StringVar(&cfg.Listen, "listen", cfg.Listen, "`host:port` for /healthz, /readyz and /metrics; empty: none")
-	fs.DurationVar(&cfg.Heartbeat, "heartbeat", cfg.Heartbeat, "`time` between two signs of life")
+	fs.DurationVar(&cfg.Heartbeat, "heartbeat", cfg.Heartbeat, "`time` between two heartbeats to the schedulers")
 	fs.DurationVar(&cfg.Probe, "probe", cfg.Probe, "`time` between two looks at the engine's metrics")
 	fs.TextVar(&level, "log-level", level, "`level`: debug, info, warn or error")
 	fs.StringVar(&format, "log-format", format, "`form` of the log: text or json")

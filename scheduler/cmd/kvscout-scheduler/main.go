@@ -25,10 +25,16 @@ import (
 const intro = `kvscout-scheduler knows which engine holds which KV cache blocks, and answers over
 gRPC where a request should go. Without -nats-url it runs a NATS server of its
 own, so that it is a complete system; the agents connect to -nats-address then.
+On one machine it needs no flag at all:
+
+  kvscout-scheduler
+  kvscout-agent -nats nats://127.0.0.1:4222
+  curl 127.0.0.1:9090/fleet
 
 Each flag has an environment variable of the same name (-nats-url:
 KVSCOUT_NATS_URL). A flag wins over its variable, a variable over the default.
-Metrics and traces go to OTEL_EXPORTER_OTLP_ENDPOINT when that is set.
+Times look like 500ms or 2s. The memory limit follows the container's; GOMEMLIMIT
+overrides it. Metrics and traces go to OTEL_EXPORTER_OTLP_ENDPOINT when that is set.
 
 Exit status: 0 after SIGINT or SIGTERM, 1 on failure, 2 for wrong usage.
 

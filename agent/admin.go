@@ -49,11 +49,12 @@ func (a *Agent) Status() Status {
 			syncing = rs.Member + ": " + rs.Reason
 		}
 	}
-	refused := a.refused.reason(time.Now())
+	connected := conn != nil && conn.IsConnected()
+	refused := a.refused.reason(connected, time.Now())
 	switch {
 	case refused != "":
 		s.Reason = refused
-	case conn == nil || !conn.IsConnected():
+	case !connected:
 		s.Reason = "NATS is not connected"
 	case len(s.Ranks) == 0:
 		s.Reason = "the engine has not answered yet"

@@ -75,12 +75,13 @@ func (r *refusals) connected() {
 	r.connect, r.publish, r.subscribe = "", "", ""
 }
 
-// reason says what NATS refuses; empty: nothing that is known.
-func (r *refusals) reason(now time.Time) string {
+// reason says what NATS refuses; empty: nothing that is known. Why there is no
+// connection may be heard after there is one, and counts for nothing then.
+func (r *refusals) reason(connected bool, now time.Time) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case r.connect != "":
+	case !connected && r.connect != "":
 		return "NATS is not connected: " + r.connect
 	case r.publish != "" && now.Sub(r.publishAt) < r.lifetime:
 		return "NATS does not let this agent speak for its member: " + r.publish

@@ -43,7 +43,7 @@ func run(t *testing.T, do func(context.Context) error) {
 	})
 }
 
-func (s *secured) tls() (files authority.Pair) { return s.ca.Issue(s.t, time.Now().Add(time.Hour)) }
+func (s *secured) tls() authority.Pair { return s.ca.Issue(s.t, time.Now().Add(time.Hour)) }
 
 // schedule starts the scheduler. A NATS server named by cfg is that, else the
 // scheduler's own.

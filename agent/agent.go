@@ -1,7 +1,8 @@
 // Package agent is the sidecar of one engine as a library. It learns what the
 // engine is, follows the events of each of its data-parallel ranks, keeps the
 // mirror of each rank's cache, and publishes each as a member of the fleet.
-// Everything it knows it has from the engine; nothing is stored. What vLLM
+// Everything it knows it has from the engine; a state file only bridges its own
+// restarts, and counts when the engine has confirmed it. What vLLM
 // says is read in room vllm, what its events add up to is kept in mirror, what
 // schedulers are told is sent by publish: here the three are put together.
 package agent
@@ -35,6 +36,7 @@ type Agent struct {
 	conn    atomic.Pointer[nats.Conn]
 	refused *refusals
 	admin   atomic.Pointer[net.Addr]
+	audits  audits
 
 	mu     sync.Mutex // guards ranks
 	active map[*rank]*activity
@@ -43,6 +45,7 @@ type Agent struct {
 // activity is what runs for one rank.
 type activity struct {
 	publisher *publish.Publisher
+	keeper    *keeper // nil: nothing is kept
 	stop      context.CancelFunc
 }
 
@@ -101,7 +104,9 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	}()
 
 	g, ctx := errgroup.WithContext(ctx)
-	a.watch.start = func(n int, id identity, source vllm.Source) (*rank, error) { return a.start(ctx, g, n, id, source) }
+	a.watch.start = func(n int, id identity, source vllm.Source, now emptied) (*rank, error) {
+		return a.start(ctx, g, n, id, source, now)
+	}
 	a.watch.retire = a.retire
 	g.Go(func() error { return a.watch.run(ctx) })
 	g.Go(func() error { a.refused.watch(ctx, conn); return nil })
@@ -113,6 +118,9 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 			return errors.New("the connection to NATS was closed for good")
 		}
 	})
+	if a.cfg.Audit > 0 {
+		g.Go(func() error { a.audit(ctx); return nil })
+	}
 	if listener != nil {
 		server := &http.Server{Handler: a.handler(tel.Handler()), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second}
 		g.Go(func() error {
@@ -130,7 +138,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 }
 
 // start follows one more rank.
-func (a *Agent) start(ctx context.Context, g *errgroup.Group, n int, id identity, source vllm.Source) (*rank, error) {
+func (a *Agent) start(ctx context.Context, g *errgroup.Group, n int, id identity, source vllm.Source, now emptied) (*rank, error) {
 	member, err := a.cfg.member(n)
 	if err != nil {
 		return nil, err
@@ -138,14 +146,24 @@ func (a *Agent) start(ctx context.Context, g *errgroup.Group, n int, id identity
 	log := a.cfg.Log.With("rank", n)
 	r := newRank(n, member, id, log)
 	r.source = source
+	r.describe(a.watch.info(n), "")
+	r.emptied = now
+	if a.cfg.Audit > 0 {
+		r.heads = new(heads)
+	}
+	var keep *keeper
+	var known *vllm.Mark
+	if a.cfg.StateDir != "" {
+		keep = newKeeper(a.cfg.StateDir, r)
+		known = keep.load(now)
+	}
 	r.tail, err = vllm.NewTail(vllm.TailConfig{
 		Endpoint: source.Endpoint, Replay: source.Replay, Bind: a.cfg.EventsBind, Topic: source.Topic,
-		Sink: r, Log: log,
+		Known: known, Sink: r, Log: log,
 	})
 	if err != nil {
 		return nil, err
 	}
-	r.describe(a.watch.info(n), "")
 	p, err := publish.New(publish.Config{
 		Conn: a.conn.Load(), Pool: a.cfg.Pool, Member: member, Picture: r, HeartbeatEvery: a.cfg.Heartbeat, Log: log,
 	})
@@ -155,15 +173,20 @@ func (a *Agent) start(ctx context.Context, g *errgroup.Group, n int, id identity
 	r.wake = p.Wake
 	ctx, stop := context.WithCancel(ctx)
 	a.mu.Lock()
-	a.active[r] = &activity{publisher: p, stop: stop}
+	a.active[r] = &activity{publisher: p, keeper: keep, stop: stop}
 	a.mu.Unlock()
 	log.Info("following the engine", "member", member, "events", source.Endpoint, "replay", source.Replay, "model", id.model)
+	rest := make(chan struct{})
 	g.Go(func() error {
+		defer close(rest)
 		if err := r.tail.Run(ctx); err != nil {
 			return fmt.Errorf("rank %d: %w", n, err)
 		}
 		return nil
 	})
+	if keep != nil {
+		g.Go(func() error { keep.run(rest); return nil })
+	}
 	g.Go(func() error {
 		if err := p.Run(ctx); err != nil {
 			return fmt.Errorf("rank %d: %w", n, err)
@@ -192,6 +215,16 @@ func (a *Agent) publisherStats(r *rank) publish.Stats {
 		return publish.Stats{}
 	}
 	return act.publisher.Stats()
+}
+
+// keeperOf keeps a rank's state file; nil when nobody does.
+func (a *Agent) keeperOf(r *rank) *keeper {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if act := a.active[r]; act != nil {
+		return act.keeper
+	}
+	return nil
 }
 
 // AdminAddr is where /healthz, /readyz and /metrics are served; empty while

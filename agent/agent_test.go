@@ -27,8 +27,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // engineStub answers for an engine's HTTP server. Nobody listens for its events.
 type engineStub struct {
 	*httptest.Server
-	mu    sync.Mutex // guards pages
+	mu    sync.Mutex // guards what follows
 	pages map[string]string
+	asked func(path string, pages map[string]string) // before each answer, if set
 }
 
 func newEngineStub(t *testing.T) *engineStub {
@@ -41,6 +42,9 @@ func newEngineStub(t *testing.T) *engineStub {
 	}}
 	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e.mu.Lock()
+		if e.asked != nil {
+			e.asked(r.URL.Path, e.pages)
+		}
 		page, ok := e.pages[r.URL.Path]
 		e.mu.Unlock()
 		if !ok {
@@ -271,7 +275,7 @@ func TestReloadedAdapterIsPurged(t *testing.T) {
 		b.Events[0].Store.Adapter, b.Events[0].Store.Hashes = "sql", []uint64{first, first + 1}
 		b.Events[0].Store.Tokens = make([]uint32, 32)
 		b.Events[0].Store.BlockSize = 16
-		r.Apply(0, b)
+		r.Apply(vllm.Mark{Sequence: 0}, b)
 		eventually(t, "blocks", func() bool { return a.Status().Ranks[0].Held[0] == 2 })
 	}
 	gone := func() bool { return a.Status().Ranks[0].Held[0] == 0 }

@@ -62,7 +62,7 @@ func TestHostileEngineStaysBounded(t *testing.T) {
 			batch := vllm.Batch{Events: make([]vllm.Event, 1)}
 			for i := range 4 * bound {
 				batch.Events[0] = vllm.Event{Kind: vllm.Stored, Store: next(rng, i)}
-				r.Apply(uint64(i), batch)
+				r.Apply(vllm.Mark{Sequence: uint64(i)}, batch)
 				if i%1000 == 0 {
 					ops, _ = r.Drain(ops[:0])
 				}
@@ -89,7 +89,7 @@ func TestRanksShareTheMirrorsBound(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.watch.missing = make(map[int]int)
-	a.watch.start = func(n int, id identity, _ vllm.Source) (*rank, error) { return testRank(t, id), nil }
+	a.watch.start = func(n int, id identity, _ vllm.Source, _ emptied) (*rank, error) { return testRank(t, id), nil }
 	var page vllm.Page
 	for n := range vllm.MaxRanks {
 		page.Ranks = append(page.Ranks, vllm.RankMetrics{Rank: n})

@@ -62,6 +62,17 @@ type Config struct {
 	Address string
 	PodIP   string
 
+	// StateDir is a folder that outlives the agent's process, not the pod (an
+	// emptyDir), for one file a rank: with it an agent that restarts alone goes
+	// on with its picture although the engine cannot replay everything any
+	// more. Empty: nothing is kept.
+	StateDir string
+
+	// Audit is the time between two audits, which ask the engine while it is
+	// idle for one token, to see whether a prefix believed held really is. 0:
+	// none. While it is on, the tokens of a few first blocks are kept in memory.
+	Audit time.Duration
+
 	// Listen is the address of /healthz, /readyz and /metrics; empty: none.
 	Listen string
 	// Heartbeat is the time between two signs of life; 1 s.
@@ -185,6 +196,9 @@ func (c Config) Validate() error {
 	}
 	if c.Heartbeat < 10*time.Millisecond || c.Heartbeat > time.Minute {
 		bad("Heartbeat", "%v is not between 10ms and 1m", c.Heartbeat)
+	}
+	if c.Audit != 0 && (c.Audit < 10*time.Millisecond || c.Audit > 24*time.Hour) {
+		bad("Audit", "%v is neither 0 nor between 10ms and 24h", c.Audit)
 	}
 	if c.Probe < 10*time.Millisecond || c.Probe > time.Minute {
 		bad("Probe", "%v is not between 10ms and 1m", c.Probe)

@@ -106,8 +106,7 @@ func (r *rank) weigh(l *vllm.Load, resets float64, at mark) (silent string) {
 		r.log.Info("the engine sleeps: its GPU blocks are gone")
 		r.clearLocked("")
 	}
-	idle := l.Running != nil && *l.Running == 0 && (l.Waiting == nil || *l.Waiting == 0)
-	if clear, certain := r.life.reset.judge(resets, idle, at, now); clear {
+	if clear, certain := r.life.reset.judge(resets, idleOf(l), at, now); clear {
 		doubt := ""
 		if !certain {
 			doubt = "the prefix cache may have been reset"
@@ -123,6 +122,7 @@ func (r *rank) weigh(l *vllm.Load, resets float64, at mark) (silent string) {
 
 func (r *rank) clearLocked(doubt string) {
 	r.mirror.Clear(mirror.GPU)
+	r.changes++
 	if doubt != "" {
 		r.life.doubt = doubt
 	}

@@ -67,9 +67,9 @@ func TestWeighClears(t *testing.T) {
 	t.Run("asleep", func(t *testing.T) {
 		r := testRank(t, identity{model: "m", reported: 2})
 		r.State(vllm.Exact, "")
-		r.Apply(0, chain(3))
+		r.Apply(vllm.Mark{Sequence: 0}, chain(3))
 		before := r.mark()
-		r.Apply(1, vllm.Batch{})
+		r.Apply(vllm.Mark{Sequence: 1}, vllm.Batch{})
 		r.weigh(&vllm.Load{Sleeping: ptr(true)}, 0, before)
 		if n, _ := held(t, r); n != 3 {
 			t.Errorf("%d blocks: metrics older than the events were believed", n)
@@ -82,7 +82,7 @@ func TestWeighClears(t *testing.T) {
 	t.Run("reset", func(t *testing.T) {
 		r := testRank(t, identity{model: "m", reported: 2})
 		r.State(vllm.Exact, "")
-		r.Apply(0, chain(3))
+		r.Apply(vllm.Mark{Sequence: 0}, chain(3))
 		r.weigh(idle, 0, r.mark())
 		r.weigh(idle, 1, r.mark())
 		if n, st := held(t, r); n != 0 || st.Trust != pb.Trust_TRUST_EXACT {
@@ -93,7 +93,7 @@ func TestWeighClears(t *testing.T) {
 		r := testRank(t, identity{model: "m", reported: 2})
 		r.State(vllm.Exact, "")
 		r.weigh(idle, 0, r.mark())
-		r.Apply(0, chain(3))
+		r.Apply(vllm.Mark{Sequence: 0}, chain(3))
 		r.weigh(idle, 1, r.mark())
 		r.weigh(idle, 1, r.mark())
 		if n, st := held(t, r); n != 0 || st.Trust != pb.Trust_TRUST_APPROXIMATE {
@@ -122,7 +122,7 @@ func TestSilentEngine(t *testing.T) {
 			t.Errorf("%d: %q", i, got)
 		}
 	}
-	r.Apply(0, chain(1))
+	r.Apply(vllm.Mark{Sequence: 0}, chain(1))
 	if got := r.weigh(load(90_000, 0, 90), 0, r.mark()); got != "" {
 		t.Errorf("with events: %q", got)
 	}

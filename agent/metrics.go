@@ -65,6 +65,22 @@ func (a *Agent) meter(provider metric.MeterProvider) error {
 			see(int64(n), telemetry.AttrEvent, name)
 		}
 	})
+	m.ranks(a, telemetry.AgentStateEvents, "What happened to the state file.", true, func(r *rank, see see) {
+		if k := a.keeperOf(r); k != nil {
+			k.stats.each(func(name string, n uint64) { see(int64(n), telemetry.AttrEvent, name) })
+		}
+	})
+	m.ranks(a, telemetry.AgentStateBytes, "Size of the newest state file.", false, func(r *rank, see see) {
+		if k := a.keeperOf(r); k != nil {
+			see(int64(k.stats.bytes.Load()), "", "")
+		}
+	})
+	m.observe(telemetry.AgentAudits, "Audits of the idle engine.", true, func(see see) {
+		see(int64(a.audits.held.Load()), telemetry.AttrOutcome, "held")
+		see(int64(a.audits.missing.Load()), telemetry.AttrOutcome, "missing")
+		see(int64(a.audits.skipped.Load()), telemetry.AttrOutcome, "skipped")
+		see(int64(a.audits.failed.Load()), telemetry.AttrOutcome, "error")
+	})
 	m.observe(telemetry.AgentProbes, "Looks at the engine's HTTP server.", true, func(see see) {
 		a.watch.mu.Lock()
 		looks, failed := a.watch.looks, a.watch.failed

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"math"
@@ -41,6 +42,12 @@ func (a identity) differs(b identity) bool {
 	return a.model != b.model || other(a.reported, b.reported) || other(a.blocks, b.blocks)
 }
 
+// learn fills in what is not known.
+func (a *identity) learn(h *stateHead) {
+	a.reported = cmp.Or(a.reported, h.Reported)
+	a.blocks = cmp.Or(a.blocks, h.Blocks)
+}
+
 // rank is one data-parallel rank: the mirror of its cache, the life it is in
 // and how far that can be believed. The tail writes, the publisher reads, the
 // watch adds what only metrics can tell.
@@ -61,7 +68,12 @@ type rank struct {
 	reason  string
 	batches uint64 // of this epoch applied: the newest sequence plus one
 	life    life
-	broken  string // why the engine sends no usable events; empty: it may
+	newest  *vllm.Mark // batch applied; nil: none in this life
+	waiting *waiting   // saved by an earlier process; nil: nothing is
+	heads   *heads     // nil: there are no audits
+	emptied emptied    // as the engine counted at the newest look
+	changes uint64     // of anything that a state file holds
+	broken  string     // why the engine sends no usable events; empty: it may
 	info    *pb.MemberInfo
 	load    *pb.Load
 	loadAt  time.Time
@@ -73,6 +85,8 @@ type life struct {
 	clears  uint64
 	doubt   string       // why blocks may be missing, apart from lost events
 	before  mirror.Stats // at its start: the mirror's counters go on
+	dropped bool         // blocks, before this process
+	refused bool         // stores, before this process
 	reset   resetWatch
 	silence silenceWatch
 }
@@ -93,14 +107,24 @@ func (r *rank) beginLocked() {
 	r.mirror.Reset()
 	r.epoch = max(uint64(time.Now().UnixNano()), r.epoch+1)
 	r.batches = 0
+	r.newest, r.waiting = nil, nil
+	if r.heads != nil {
+		*r.heads = nil
+	}
 	r.life = life{before: r.mirror.Stats()}
+	r.changes++
 }
 
 // NewLife is called by the tail.
 func (r *rank) NewLife(reason string) {
 	r.mu.Lock()
+	saved := r.waiting
 	r.beginLocked()
 	r.mu.Unlock()
+	if saved != nil {
+		saved.stats.disproved.Add(1)
+		r.log.Warn("the saved picture is not the engine's", "reason", reason)
+	}
 	r.log.Info("new epoch", "reason", reason)
 	r.wake()
 }
@@ -114,13 +138,16 @@ func (r *rank) State(t vllm.Trust, reason string) {
 }
 
 // Apply is called by the tail.
-func (r *rank) Apply(sequence uint64, b vllm.Batch) {
+func (r *rank) Apply(at vllm.Mark, b vllm.Batch) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range b.Events {
 		switch e := &b.Events[i]; e.Kind {
 		case vllm.Stored:
 			r.mirror.Store(storeOf(&e.Store))
+			if r.heads != nil {
+				r.heads.note(&e.Store)
+			}
 		case vllm.Removed:
 			r.mirror.Remove(mirror.Remove{
 				Tier: mirror.Tier(e.Remove.Tier), Group: e.Remove.Group, HasGroup: e.Remove.HasGroup, Hashes: e.Remove.Hashes,
@@ -131,16 +158,18 @@ func (r *rank) Apply(sequence uint64, b vllm.Batch) {
 			r.life.doubt = ""
 		}
 	}
-	r.batches = sequence + 1
+	r.batches = at.Sequence + 1
 	r.life.batches++
 	if r.mirror.Overflown() {
 		// More copies than the engine has blocks: the counts have drifted, and
 		// only what is announced from here on is sure.
 		r.log.Warn("mirror holds more than the engine can, forgetting it", "blocks", r.id.blocks)
 		r.beginLocked()
-		r.batches, r.life.batches = sequence+1, 1
+		r.batches, r.life.batches = at.Sequence+1, 1
 		r.life.doubt = "more blocks were announced than the engine has"
 	}
+	r.newest = &at
+	r.changes++
 	r.wake()
 }
 
@@ -193,6 +222,7 @@ func (r *rank) share(nodes int) {
 func (r *rank) purge(adapter string) {
 	r.mu.Lock()
 	r.mirror.PurgeAdapter(adapter)
+	r.changes++
 	r.mu.Unlock()
 	r.wake()
 }
@@ -244,9 +274,9 @@ func (r *rank) trustLocked() (pb.Trust, string) {
 		return pb.Trust_TRUST_APPROXIMATE, r.reason
 	case r.life.doubt != "":
 		return pb.Trust_TRUST_APPROXIMATE, r.life.doubt
-	case st.Dropped > r.life.before.Dropped:
+	case r.droppedLocked(st):
 		return pb.Trust_TRUST_APPROXIMATE, "the mirror is full: blocks are missing"
-	case st.Refused > r.life.before.Refused:
+	case r.refusedLocked(st):
 		return pb.Trust_TRUST_APPROXIMATE, "events of another block size or form: blocks are missing"
 	case st.Groups > 1:
 		return pb.Trust_TRUST_APPROXIMATE, "several KV-cache groups: depths are a lower bound"
@@ -258,6 +288,14 @@ func (r *rank) trustLocked() (pb.Trust, string) {
 		return pb.Trust_TRUST_APPROXIMATE, fmt.Sprintf("%d blocks whose prefix was never announced", st.Waiting)
 	}
 	return pb.Trust_TRUST_EXACT, ""
+}
+
+func (r *rank) droppedLocked(st mirror.Stats) bool {
+	return r.life.dropped || st.Dropped > r.life.before.Dropped
+}
+
+func (r *rank) refusedLocked(st mirror.Stats) bool {
+	return r.life.refused || st.Refused > r.life.before.Refused
 }
 
 // describe replaces what the member is; info is not written to afterwards.

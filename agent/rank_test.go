@@ -37,7 +37,7 @@ func chain(n int) vllm.Batch {
 func TestRankPublishesKeysOfItsModel(t *testing.T) {
 	r := testRank(t, identity{model: "m", reported: 2})
 	r.State(vllm.Exact, "")
-	r.Apply(0, chain(3))
+	r.Apply(vllm.Mark{Sequence: 0}, chain(3))
 	ops, st := r.Drain(nil)
 	root := blockkey.Scope{Model: "m", BlockSize: 2}.Root()
 	want := blockkey.AppendTokens(nil, root, []uint32{0, 1, 2, 3, 4, 5}, 2, nil)
@@ -59,7 +59,7 @@ func TestRankPublishesKeysOfItsModel(t *testing.T) {
 
 func TestNewLifeStartsALaterEpochFromNothing(t *testing.T) {
 	r := testRank(t, identity{model: "m"})
-	r.Apply(7, chain(3))
+	r.Apply(vllm.Mark{Sequence: 7}, chain(3))
 	_, before := r.Drain(nil)
 	r.mu.Lock()
 	r.epoch += 1 << 50 // the clock was set back
@@ -86,17 +86,17 @@ func TestTrustIsTheWeakestOfAll(t *testing.T) {
 		{"no events at all", func(r *rank) { r.State(vllm.Exact, ""); r.describe(&pb.MemberInfo{}, "off") }, unknown},
 		{"another block size", func(r *rank) {
 			r.State(vllm.Exact, "")
-			r.Apply(0, chain(2))
+			r.Apply(vllm.Mark{Sequence: 0}, chain(2))
 			b := chain(1)
 			b.Events[0].Store.BlockSize, b.Events[0].Store.Tokens = 1, []uint32{1}
-			r.Apply(1, b)
+			r.Apply(vllm.Mark{Sequence: 1}, b)
 		}, approximate},
 		{"and a new life after it", func(r *rank) {
 			r.State(vllm.Exact, "")
 			b := chain(1)
 			b.Events[0].Store.Tokens = nil
 			b.Events[0].Store.Refs = make([][]blockkey.Ref, 3)
-			r.Apply(0, b)
+			r.Apply(vllm.Mark{Sequence: 0}, b)
 			r.NewLife("test")
 		}, exact},
 		{"unknown parents", func(r *rank) {
@@ -105,20 +105,20 @@ func TestTrustIsTheWeakestOfAll(t *testing.T) {
 				b := chain(1)
 				s := &b.Events[0].Store
 				s.Hashes, s.HasParent, s.Parent = []uint64{uint64(1000 + i)}, true, uint64(5000+i)
-				r.Apply(uint64(i), b)
+				r.Apply(vllm.Mark{Sequence: uint64(i)}, b)
 			}
 			r.Drain(nil)
 		}, approximate},
 		{"more blocks than the engine has", func(r *rank) {
 			r.State(vllm.Exact, "")
 			r.become(identity{model: "m", reported: 2, blocks: 10})
-			r.Apply(0, chain(11))
+			r.Apply(vllm.Mark{Sequence: 0}, chain(11))
 		}, approximate},
 		{"and cleared since", func(r *rank) {
 			r.State(vllm.Exact, "")
 			r.become(identity{model: "m", reported: 2, blocks: 10})
-			r.Apply(0, chain(11))
-			r.Apply(1, vllm.Batch{Events: []vllm.Event{{Kind: vllm.Cleared}}})
+			r.Apply(vllm.Mark{Sequence: 0}, chain(11))
+			r.Apply(vllm.Mark{Sequence: 1}, vllm.Batch{Events: []vllm.Event{{Kind: vllm.Cleared}}})
 		}, exact},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -135,7 +135,7 @@ func TestTrustIsTheWeakestOfAll(t *testing.T) {
 func TestAnotherModelIsAnotherLife(t *testing.T) {
 	r := testRank(t, identity{model: "a", reported: 2})
 	r.State(vllm.Exact, "")
-	r.Apply(0, chain(2))
+	r.Apply(vllm.Mark{Sequence: 0}, chain(2))
 	_, before := r.Drain(nil)
 	r.become(identity{model: "a", reported: 2, blocks: 100}) // learned, not changed
 	if _, st := r.Drain(nil); st.Epoch != before.Epoch || st.Lanes[0].Count != 2 {
@@ -158,7 +158,7 @@ func TestHeartbeat(t *testing.T) {
 	if info.GetBlockSize() != 16 || load != nil {
 		t.Errorf("%v, %v", info, load)
 	}
-	r.Apply(0, chain(1)) // says 2 tokens a block
+	r.Apply(vllm.Mark{Sequence: 0}, chain(1)) // says 2 tokens a block
 	running := 3.0
 	r.sample(&vllm.Load{Running: &running}, r.loadAt)
 	if _, load := r.Heartbeat(); load != nil {
@@ -174,10 +174,10 @@ func TestHeartbeat(t *testing.T) {
 func TestPurgeForgetsOneAdapter(t *testing.T) {
 	r := testRank(t, identity{model: "m"})
 	r.State(vllm.Exact, "")
-	r.Apply(0, chain(2))
+	r.Apply(vllm.Mark{Sequence: 0}, chain(2))
 	b := chain(2)
 	b.Events[0].Store.Hashes, b.Events[0].Store.Adapter = []uint64{101, 102}, "sql"
-	r.Apply(1, b)
+	r.Apply(vllm.Mark{Sequence: 1}, b)
 	r.Drain(nil)
 	r.purge("sql")
 	if _, st := r.Drain(nil); st.Lanes[mirror.LaneGPU].Count != 2 {

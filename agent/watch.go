@@ -33,7 +33,7 @@ const (
 type watch struct {
 	cfg    *Config
 	engine *vllm.Engine
-	start  func(number int, id identity, source vllm.Source) (*rank, error)
+	start  func(number int, id identity, source vllm.Source, now emptied) (*rank, error)
 	retire func(*rank)
 
 	// Owned by run.
@@ -193,7 +193,11 @@ func (w *watch) settle(page vllm.Page, pageErr error, at time.Time) error {
 		switch {
 		case err != nil:
 		case r == nil:
-			r, err = w.start(n, w.identity(n, page), source)
+			now := emptied{}
+			if pageErr == nil {
+				now = emptiedOf(page)
+			}
+			r, err = w.start(n, w.identity(n, page), source, now)
 		case r.source != source:
 			r.source = source
 			r.tail.Move(source.Endpoint, source.Replay)
@@ -296,6 +300,7 @@ func (w *watch) tell(r *rank, page vllm.Page, pageErr error, marks map[int]mark,
 			r.sample(&m.Load, at)
 			if before, ok := marks[r.number]; ok {
 				broken = cmp.Or(broken, r.weigh(&m.Load, page.Resets, before))
+				r.counted(emptiedOf(page), before)
 			}
 			if m.Cache.PrefixCaching != nil && !*m.Cache.PrefixCaching {
 				broken = "prefix caching is off in the engine"

@@ -130,6 +130,8 @@ type AgentOptions struct {
 	Ranks  int    // 0: 1
 	Events string // empty: what the engine says
 	Replay string
+	State  string        // folder of the state file; empty: none
+	Audit  time.Duration // between two audits; 0: none
 }
 
 // Agent is a running agent.
@@ -147,7 +149,7 @@ func (a *Agent) Admin() string { return a.agent.AdminAddr() }
 func (s *Stage) Agent(opt AgentOptions) (*Agent, error) {
 	a, err := agent.New(agent.Config{
 		NATSURL: s.NATS, Engine: opt.Engine, Pool: opt.Pool, Pod: opt.Pod,
-		Events: opt.Events, Replay: opt.Replay,
+		Events: opt.Events, Replay: opt.Replay, StateDir: opt.State, Audit: opt.Audit,
 		Listen: local, Heartbeat: beat, Probe: probe, Log: s.opt.Log,
 	})
 	if err != nil {

@@ -29,6 +29,12 @@ const (
 	AgentMirrorEvents = "kvscout.agent.mirror.events"
 	// AgentPublishEvents counts what went over NATS (event).
 	AgentPublishEvents = "kvscout.agent.publish.events"
+	// AgentStateEvents counts what happened to the state file (event).
+	AgentStateEvents = "kvscout.agent.state.events"
+	// AgentStateBytes is the size of the newest state file.
+	AgentStateBytes = "kvscout.agent.state.bytes"
+	// AgentAudits counts audits of an idle engine (outcome).
+	AgentAudits = "kvscout.agent.audits"
 	// AgentProbes counts looks at the engine's HTTP server (outcome).
 	AgentProbes = "kvscout.agent.probes"
 )

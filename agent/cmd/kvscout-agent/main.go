@@ -111,6 +111,8 @@ func parse(args []string, getenv func(string) string, out io.Writer) (agent.Conf
 	fs.StringVar(&cfg.PodUID, "pod-uid", cfg.PodUID, "`id` of the pod, unique in its namespace; empty: its name")
 	fs.StringVar(&cfg.PodIP, "pod-ip", cfg.PodIP, "IP `address` of the pod, to make -address of")
 	fs.StringVar(&cfg.Address, "address", cfg.Address, "`host:port` that requests are sent to; empty: the engine's port on -pod-ip, else -engine")
+	fs.StringVar(&cfg.StateDir, "state-dir", cfg.StateDir, "`folder`, an emptyDir of the pod, for a file that lets an agent which restarts alone go on where it was; empty: none")
+	fs.DurationVar(&cfg.Audit, "audit", cfg.Audit, "`time` between two one-token requests to an idle engine that check whether a prefix believed held really is; each evicts at most two of the least used blocks; 0: none")
 	fs.StringVar(&cfg.Listen, "listen", cfg.Listen, "`host:port` for /healthz, /readyz and /metrics; empty: none")
 	fs.DurationVar(&cfg.Heartbeat, "heartbeat", cfg.Heartbeat, "`time` between two heartbeats to the schedulers")
 	fs.DurationVar(&cfg.Probe, "probe", cfg.Probe, "`time` between two looks at the engine's metrics")

@@ -261,3 +261,9 @@ func (m *Mirror) Stats() Stats {
 	s.Groups = len(m.groups)
 	return s
 }
+
+// Held says whether a block was held on a lane as of the last Drain.
+func (m *Mirror) Held(hash uint64, l Lane) bool {
+	i := m.find(hash)
+	return i != 0 && m.nodes[i].told&(1<<l) != 0
+}

@@ -329,7 +329,10 @@ type picture struct {
 	trust  Trust
 	reason string
 	states []Trust
-	last   uint64
+
+	mark    Mark
+	saved   map[uint64]int // of another process
+	resumed int
 }
 
 func (p *picture) NewLife(reason string) {
@@ -338,10 +341,17 @@ func (p *picture) NewLife(reason string) {
 	p.held, p.lives = nil, append(p.lives, reason)
 }
 
-func (p *picture) Apply(sequence uint64, b Batch) {
+func (p *picture) Resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.last = sequence
+	p.resumed++
+	p.held, p.saved = p.saved, nil
+}
+
+func (p *picture) Apply(at Mark, b Batch) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mark = at
 	if p.held == nil {
 		p.held = make(map[uint64]int)
 	}

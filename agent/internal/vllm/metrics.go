@@ -68,6 +68,8 @@ type Page struct {
 	// Resets counts the requests to empty the prefix cache, successful or not.
 	// The series appears with the first request: absent is none.
 	Resets float64
+	// Sleeps counts the requests to put the engine to sleep, in the same way.
+	Sleeps float64
 	// Ignored are samples of ranks beyond the bounds.
 	Ignored int
 }
@@ -110,6 +112,7 @@ const (
 	loraInfo        = "vllm:lora_requests_info"
 	httpRequests    = "http_requests_total"
 	resetHandler    = "/reset_prefix_cache"
+	sleepHandler    = "/sleep"
 )
 
 // wanted holds the names of all samples that are read.
@@ -143,7 +146,11 @@ func ParseMetrics(page []byte) (Page, error) {
 	}
 	r.adapters()
 	for _, s := range samples[httpRequests] {
-		if s.value != nil {
+		switch {
+		case s.value == nil:
+		case s.labels["handler"] == sleepHandler:
+			r.page.Sleeps += *s.value
+		default:
 			r.page.Resets += *s.value
 		}
 	}
@@ -167,7 +174,7 @@ func parseWanted(page []byte) (map[string][]sampled, error) {
 		if end < 0 || !wanted[string(line[:end])] {
 			continue
 		}
-		if string(line[:end]) == httpRequests && !bytes.Contains(line, []byte(resetHandler)) {
+		if string(line[:end]) == httpRequests && !bytes.Contains(line, []byte(resetHandler)) && !bytes.Contains(line, []byte(`"`+sleepHandler+`"`)) {
 			continue
 		}
 		if kept.Len()+len(line) > maxWanted {

@@ -124,6 +124,7 @@ func (t *Tail) compare(ctx context.Context) (why string) {
 				verdict = fmt.Sprintf("batch %d is not the one that was known", sequence)
 			default:
 				verdict = ""
+				t.confirm()
 				return nil
 			}
 			return errHole

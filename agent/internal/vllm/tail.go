@@ -26,13 +26,26 @@ const (
 	Exact
 )
 
+// Mark is how far one life of an engine was followed: enough to go on from there
+// in another process, and to tell whether it still is that life.
+type Mark struct {
+	Sequence uint64 // of the newest batch applied
+	Digest   uint64 // of its payload
+	Whole    bool   // with it, every event that counts was applied
+	Offloads bool   // tiers below the GPU were seen, which no event clears
+}
+
 // Sink takes what a Tail finds out. All calls come from one goroutine, in
 // order: a batch counts for the life that began with the last NewLife.
 type Sink interface {
 	// NewLife says that all that was known is void.
 	NewLife(reason string)
+	// Resume says that the engine is in the life of TailConfig.Known: what was
+	// known at that mark holds, and what follows will be applied. It is called
+	// at most once, before the first Apply.
+	Resume()
 	// Apply hands over a batch; its slices are only lent.
-	Apply(sequence uint64, b Batch)
+	Apply(at Mark, b Batch)
 	// State says what the picture is worth from here on.
 	State(t Trust, reason string)
 }
@@ -43,8 +56,12 @@ type TailConfig struct {
 	Replay   string // of the replay socket; empty: the engine has none
 	Bind     bool   // listen on Endpoint, for engines that connect
 	Topic    string // prefix to subscribe to; empty: everything
-	Sink     Sink
-	Log      *slog.Logger
+	// Known is where another process left off; nil: nothing is known. It counts
+	// once the engine has proved to be in that life, by Sink.Resume; otherwise
+	// Sink.NewLife is called.
+	Known *Mark
+	Sink  Sink
+	Log   *slog.Logger
 }
 
 // TailStats counts what a Tail has seen.
@@ -86,6 +103,7 @@ type Tail struct {
 	blind    bool // not known whether the engine sent anything before we came
 	born     bool // the present connection was refused a moment before
 	offloads bool // tiers below the GPU, which no event clears
+	unproven bool // all that is known is cfg.Known, and the engine was not asked yet
 	sums     [sumsKept]sum
 	trust    Trust
 	reason   string
@@ -134,6 +152,11 @@ func NewTail(cfg TailConfig) (*Tail, error) {
 		},
 		restart: make(chan string, 1),
 		whole:   true,
+	}
+	if k := cfg.Known; k != nil {
+		t.want, t.last, t.any, t.unproven = k.Sequence+1, k.Sequence, true, true
+		t.whole, t.offloads = k.Whole, k.Offloads
+		t.sums[k.Sequence%sumsKept] = sum{sequence: k.Sequence, digest: k.Digest, set: true}
 	}
 	t.at.Store(&address{events: cfg.Endpoint, replay: cfg.Replay})
 	return t, nil
@@ -390,7 +413,8 @@ func (t *Tail) fill(ctx context.Context, head uint64) {
 
 // apply hands on the batch that is due.
 func (t *Tail) apply(sequence uint64, payload []byte, replayed bool) {
-	t.sums[sequence%sumsKept] = sum{sequence: sequence, digest: xxhash.Sum64(payload), set: true}
+	digest := xxhash.Sum64(payload)
+	t.sums[sequence%sumsKept] = sum{sequence: sequence, digest: digest, set: true}
 	t.last, t.any = sequence, true
 	b, err := t.dec.Decode(payload)
 	if err != nil {
@@ -410,7 +434,7 @@ func (t *Tail) apply(sequence uint64, payload []byte, replayed bool) {
 	}
 	t.want = sequence + 1
 	t.dirty = t.dirty || len(b.Events) > 0
-	t.cfg.Sink.Apply(sequence, b)
+	t.cfg.Sink.Apply(Mark{Sequence: sequence, Digest: digest, Whole: t.whole, Offloads: t.offloads}, b)
 	t.mu.Lock()
 	t.stats.Batches++
 	if replayed {
@@ -433,10 +457,21 @@ func (t *Tail) newLife(why string) {
 	t.cfg.Log.Warn("new life of the engine", "why", why)
 	t.count(func(st *TailStats) { st.NewLives++; st.Sequence, st.AnySequence = 0, false })
 	t.want, t.last, t.any = 0, 0, false
-	t.whole, t.offloads, t.dirty = true, false, false
+	t.whole, t.offloads, t.dirty, t.unproven = true, false, false, false
 	t.sums = [sumsKept]sum{}
 	t.cfg.Sink.NewLife(why)
 	t.setState(Syncing, why)
+}
+
+// confirm says that the life that is known goes on.
+func (t *Tail) confirm() {
+	if !t.unproven {
+		return
+	}
+	t.unproven, t.dirty = false, true
+	t.cfg.Log.Info("going on where another process left off", "batch", t.last)
+	t.count(func(st *TailStats) { st.Sequence, st.AnySequence = t.last, true })
+	t.cfg.Sink.Resume()
 }
 
 // lose gives up all batches before next. A removal may have been among them,

@@ -194,6 +194,8 @@ func TestRestartAtTheSameAddress(t *testing.T) {
 			e.start()
 			p, _ := follow(t, e)
 			eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+			// A short ring must not move on before the first replay is over.
+			eventually(t, "beginning", func() bool { return p.worth() != Syncing })
 			for h := range uint64(4) {
 				e.publish(stored(h + 1))
 			}

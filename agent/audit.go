@@ -1,0 +1,154 @@
+package agent
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvscout/kvscout/agent/internal/mirror"
+	"github.com/kvscout/kvscout/agent/internal/vllm"
+	"github.com/kvscout/kvscout/protocol/blockkey"
+	"github.com/kvscout/kvscout/protocol/pb"
+)
+
+const (
+	// auditHeads and auditBlocks bound the prompts that are kept for audits, and
+	// how much of each.
+	auditHeads  = 8
+	auditBlocks = 4
+	// auditLeast blocks must be believed held: an engine that speculates (EAGLE,
+	// MTP) computes the last one again although it holds it.
+	auditLeast = 2
+	// auditBlockSize is the most tokens a block may have to be kept.
+	auditBlockSize = 1024
+)
+
+// head is the beginning of a prompt that the engine computed not long ago.
+type head struct {
+	hashes []uint64
+	tokens []uint32
+	size   int
+}
+
+// heads are the newest ones, the very newest last. They exist only where audits
+// are on: nothing else of the agent remembers tokens.
+type heads []head
+
+// note keeps the beginning of a prompt that a plain request could ask for.
+func (h *heads) note(s *vllm.Store) {
+	if s.Tier != vllm.GPU || s.HasParent || s.Withhold || s.HidesExtras || s.Adapter != "" || s.Salt != "" ||
+		s.Kind != vllm.Full && s.Kind != vllm.Unspecified ||
+		s.BlockSize <= 0 || s.BlockSize > auditBlockSize || len(s.Tokens) != len(s.Hashes)*s.BlockSize ||
+		len(s.Hashes) < auditLeast || slices.ContainsFunc(s.Refs, func(r []blockkey.Ref) bool { return len(r) > 0 }) {
+		return
+	}
+	n := min(len(s.Hashes), auditBlocks)
+	*h = slices.DeleteFunc(*h, func(old head) bool { return old.hashes[0] == s.Hashes[0] })
+	if len(*h) == auditHeads {
+		*h = slices.Delete(*h, 0, 1)
+	}
+	*h = append(*h, head{hashes: slices.Clone(s.Hashes[:n]), tokens: slices.Clone(s.Tokens[:n*s.BlockSize]), size: s.BlockSize})
+}
+
+// question is the newest prompt of which enough is believed held; nil: none.
+// One token more makes it end behind a block, because engines compute the last
+// token in any case.
+func (h heads) question(held func(hash uint64) bool) []uint32 {
+	for _, head := range slices.Backward(h) {
+		n := 0
+		for n < len(head.hashes) && held(head.hashes[n]) {
+			n++
+		}
+		if n >= auditLeast {
+			tokens := slices.Clone(head.tokens[:n*head.size])
+			return append(tokens, tokens[len(tokens)-1])
+		}
+	}
+	return nil
+}
+
+// audits counts how they ended.
+type audits struct {
+	held, missing, skipped, failed atomic.Uint64
+}
+
+// audit asks now and then until ctx ends.
+func (a *Agent) audit(ctx context.Context) {
+	for {
+		select {
+		case <-time.After(a.cfg.Audit*9/10 + rand.N(a.cfg.Audit/5)):
+		case <-ctx.Done():
+			return
+		}
+		list := a.watch.list()
+		for _, r := range list {
+			a.auditRank(ctx, r, len(list) > 1)
+		}
+	}
+}
+
+func (a *Agent) auditRank(ctx context.Context, r *rank, steer bool) {
+	tokens, at := r.question()
+	if tokens == nil {
+		a.audits.skipped.Add(1)
+		return
+	}
+	models, err := a.engine.Models(ctx)
+	var page vllm.Page
+	if err == nil {
+		page, err = a.engine.Metrics(ctx)
+	}
+	if err != nil {
+		a.audits.failed.Add(1)
+		return
+	}
+	load := page.Load(r.number)
+	if load == nil || !idleOf(load) || load.Sleeping != nil && *load.Sleeping || r.mark() != at {
+		a.audits.skipped.Add(1)
+		return
+	}
+	cached, err := a.engine.Cached(ctx, vllm.Question{Model: models.Names[0], Rank: r.number, Steer: steer, Tokens: tokens}, load)
+	switch {
+	case err != nil:
+		if ctx.Err() == nil {
+			r.log.Info("audit is undecided", "error", err)
+		}
+		a.audits.failed.Add(1)
+	case cached > 0:
+		a.audits.held.Add(1)
+	default:
+		a.audits.missing.Add(1)
+		r.disprove(at)
+	}
+}
+
+// idleOf says that nobody runs or waits.
+func idleOf(l *vllm.Load) bool {
+	return l.Running != nil && *l.Running == 0 && (l.Waiting == nil || *l.Waiting == 0)
+}
+
+// question is what an audit may ask the engine, and where the stream stood.
+func (r *rank) question() ([]uint32, mark) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if trust, _ := r.trustLocked(); r.heads == nil || trust == pb.Trust_TRUST_SYNCING || trust == pb.Trust_TRUST_UNKNOWN {
+		return nil, mark{}
+	}
+	tokens := r.heads.question(func(hash uint64) bool { return r.mirror.Held(hash, mirror.LaneGPU) })
+	return tokens, mark{epoch: r.epoch, batches: r.life.batches, clears: r.life.clears}
+}
+
+// disprove forgets the GPU's blocks after an audit that found none, unless the
+// engine has announced the loss meanwhile: after a reset while it was idle the
+// audit's own request makes it do so.
+func (r *rank) disprove(at mark) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.epoch != at.epoch || r.life.clears != at.clears {
+		return
+	}
+	r.log.Warn("an audit found that the engine lacks what was believed held, forgetting its GPU blocks")
+	r.clearLocked("an audit found blocks missing")
+}

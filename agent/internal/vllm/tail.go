@@ -101,7 +101,7 @@ type Tail struct {
 	dirty    bool // the sink may hold blocks
 	whole    bool // the sink has had every event that counts
 	blind    bool // not known whether the engine sent anything before we came
-	born     bool // the present connection was refused a moment before
+	born     bool // the engine's socket was not there a moment before the present connection
 	offloads bool // tiers below the GPU, which no event clears
 	unproven bool // all that is known is cfg.Known, and the engine was not asked yet
 	sums     [sumsKept]sum
@@ -132,6 +132,10 @@ const (
 	redialFast      = 10 * time.Second
 	redialSlow      = 250 * time.Millisecond
 	streamHeartbeat = 5 * time.Second
+	// bornWithin is the time after a refused connection in which a new engine
+	// cannot have served anything yet: from its sockets to its first request an
+	// engine takes seconds. An agent that was stopped meanwhile knows nothing.
+	bornWithin = 500 * time.Millisecond
 )
 
 // NewTail checks the endpoints.
@@ -217,16 +221,21 @@ func (t *Tail) connect(ctx context.Context, listener *zmtp.Listener) *zmtp.Conn 
 	began := time.Now()
 	logged := false
 	t.born = false
+	var refused time.Time // last
 	for ctx.Err() == nil {
 		conn, err := t.open(ctx, listener)
 		if err == nil {
+			t.born = youngAt(time.Now(), refused)
 			return conn
 		}
 		// The socket lives as long as the engine's process: when nobody listens
 		// on it, the life that we knew is over.
-		t.born = gone(err)
-		if t.born && t.any {
-			t.newLife("nobody listens on the engine's event socket")
+		refused = time.Time{}
+		if gone(err) {
+			refused = time.Now()
+			if t.any {
+				t.newLife("nobody listens on the engine's event socket")
+			}
 		}
 		pause := redialEvery
 		if time.Since(began) > redialFast {
@@ -254,6 +263,12 @@ func (t *Tail) open(ctx context.Context, listener *zmtp.Listener) (*zmtp.Conn, e
 		return nil, err
 	}
 	return conn, nil
+}
+
+// youngAt tells whether an engine whose socket was not there at the time of
+// refused, the last attempt, can have sent nothing by now.
+func youngAt(now, refused time.Time) bool {
+	return !refused.IsZero() && now.Sub(refused) < bornWithin
 }
 
 // gone says that a connection failed because the peer's socket does not exist.

@@ -360,3 +360,18 @@ func TestNewTailChecksEndpoints(t *testing.T) {
 		}
 	}
 }
+
+func TestOnlyAnEngineSeenMissingJustNowIsNewborn(t *testing.T) {
+	refused := time.Unix(100, 0)
+	for after, want := range map[time.Duration]bool{
+		0: true, redialEvery: true, redialSlow * 5 / 4: true,
+		bornWithin: false, time.Hour: false, // the agent was stopped in between
+	} {
+		if got := youngAt(refused.Add(after), refused); got != want {
+			t.Errorf("%v after a refused connection: %v", after, got)
+		}
+	}
+	if youngAt(refused, time.Time{}) {
+		t.Error("newborn without a refused connection")
+	}
+}

@@ -12,12 +12,17 @@ type mark struct {
 	epoch   uint64
 	batches uint64
 	clears  uint64
+	states  uint64
 }
 
 func (r *rank) mark() mark {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return mark{epoch: r.epoch, batches: r.life.batches, clears: r.life.clears}
+	return r.markLocked()
+}
+
+func (r *rank) markLocked() mark {
+	return mark{epoch: r.epoch, batches: r.life.batches, clears: r.life.clears, states: r.states}
 }
 
 // resetWatch finds resets of the prefix cache that the engine has not announced
@@ -68,7 +73,9 @@ func (w *resetWatch) judge(count float64, idle bool, at, now mark) (clear, certa
 	return false, false
 }
 
-// silenceWatch notices engines that compute prompts and send no events.
+// silenceWatch notices engines that compute prompts and send no events while
+// the stream stands. It begins anew whenever the stream's state changes: what is
+// computed while the connection is away says nothing.
 type silenceWatch struct {
 	known    bool
 	computed float64 // prompt tokens that were not cached, at the first look
@@ -98,7 +105,7 @@ func (w *silenceWatch) mute(l *vllm.Load, blockSize int) bool {
 func (r *rank) weigh(l *vllm.Load, resets float64, at mark) (silent string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := mark{epoch: r.epoch, batches: r.life.batches, clears: r.life.clears}
+	now := r.markLocked()
 	if at.epoch != now.epoch {
 		return ""
 	}
@@ -114,7 +121,7 @@ func (r *rank) weigh(l *vllm.Load, resets float64, at mark) (silent string) {
 		r.log.Info("the idle engine's prefix cache was reset", "certain", certain)
 		r.clearLocked(doubt)
 	}
-	if now.batches == 0 && r.life.silence.mute(l, r.blockSizeLocked()) {
+	if now.batches == 0 && now.states == at.states && r.life.silence.mute(l, r.blockSizeLocked()) {
 		return "the engine computes prompts but no events arrive: are KV events enabled, and is this their endpoint?"
 	}
 	return ""

@@ -127,3 +127,33 @@ func TestSilentEngine(t *testing.T) {
 		t.Errorf("with events: %q", got)
 	}
 }
+
+func TestWhatIsComputedDuringAnOutageIsNotSilence(t *testing.T) {
+	r := testRank(t, identity{model: "m", reported: 16})
+	load := func(prompt, requests float64) *vllm.Load {
+		cached := 0.0
+		return &vllm.Load{PromptTokens: &prompt, CachedTokens: &cached, PrefillRequests: &requests}
+	}
+	for i, step := range []struct {
+		prompt, requests float64
+		before, between  func() // the look, and the look and its judgement
+		mute             bool
+	}{
+		{prompt: 1_000, requests: 1},
+		{prompt: 90_000, requests: 9, before: func() { r.State(vllm.Syncing, "lost") }},
+		{prompt: 180_000, requests: 18, between: func() { r.State(vllm.Approximate, "back") }},
+		{prompt: 190_000, requests: 19},
+		{prompt: 280_000, requests: 28, mute: true},
+	} {
+		if step.before != nil {
+			step.before()
+		}
+		at := r.mark()
+		if step.between != nil {
+			step.between()
+		}
+		if got := r.weigh(load(step.prompt, step.requests), 0, at); (got != "") != step.mute {
+			t.Errorf("%d: %q", i, got)
+		}
+	}
+}

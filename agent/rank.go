@@ -66,6 +66,7 @@ type rank struct {
 	epoch   uint64
 	trust   vllm.Trust // as the tail sees it
 	reason  string
+	states  uint64 // changes of trust or reason so far
 	batches uint64 // of this epoch applied: the newest sequence plus one
 	life    life
 	newest  *vllm.Mark // batch applied; nil: none in this life
@@ -133,6 +134,8 @@ func (r *rank) NewLife(reason string) {
 func (r *rank) State(t vllm.Trust, reason string) {
 	r.mu.Lock()
 	r.trust, r.reason = t, reason
+	r.states++
+	r.life.silence = silenceWatch{}
 	r.mu.Unlock()
 	r.wake()
 }
@@ -341,14 +344,16 @@ func (r *rank) Heartbeat() (*pb.MemberInfo, *pb.Load) {
 	return info, load
 }
 
-// sample replaces the load; nil: not known any more.
+// sample replaces the load; nil: not known any more. The publisher decides
+// whether that can wait for the next heartbeat.
 func (r *rank) sample(l *vllm.Load, at time.Time) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.load, r.loadAt = nil, at
 	if l != nil {
 		r.load = loadOf(l)
 	}
+	r.mu.Unlock()
+	r.wake()
 }
 
 // unreachable says that the engine does not answer.

@@ -19,7 +19,8 @@ func openBus(cfg *Config, refused *refusals) (conn *nats.Conn, closed <-chan str
 		nats.MaxReconnects(-1),
 		nats.ReconnectBufSize(-1),
 		nats.IgnoreAuthErrorAbort(), // credentials are mended while we run
-		nats.ReconnectWait(250 * time.Millisecond),
+		nats.ReconnectWait(100 * time.Millisecond),
+		nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond),
 		nats.PingInterval(10 * time.Second),
 		nats.ClosedHandler(func(*nats.Conn) { close(done) }),
 		nats.ConnectHandler(func(c *nats.Conn) {

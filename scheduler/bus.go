@@ -37,7 +37,8 @@ func openBus(cfg *Config) (*bus, error) {
 		nats.MaxReconnects(-1),
 		nats.ReconnectBufSize(-1),
 		nats.IgnoreAuthErrorAbort(), // credentials are mended while we run
-		nats.ReconnectWait(250 * time.Millisecond),
+		nats.ReconnectWait(100 * time.Millisecond),
+		nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond),
 		nats.PingInterval(10 * time.Second),
 		nats.ClosedHandler(func(*nats.Conn) { close(b.closed) }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {

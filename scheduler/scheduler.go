@@ -109,6 +109,7 @@ func New(cfg Config) (*Scheduler, error) {
 		Picker:      s.picker,
 		Fleet:       s.fleet,
 		Ready:       s.ready,
+		Linked:      s.linked,
 		CallTimeout: cfg.CallTimeout,
 		MaxWatchers: maxWatchers,
 		MaxCalls:    maxCalls,
@@ -132,6 +133,12 @@ func (s *Scheduler) Addrs() Addrs {
 func (s *Scheduler) ready() bool {
 	in := s.ingest.Load()
 	return in != nil && in.Ready()
+}
+
+// linked tells whether the bus is there.
+func (s *Scheduler) linked() bool {
+	in := s.ingest.Load()
+	return in != nil && in.Connected()
 }
 
 // engines lists where engines of the model listen.

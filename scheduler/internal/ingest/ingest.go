@@ -47,7 +47,8 @@ type Config struct {
 	Fleet *fleet.Fleet
 	// Log of changes of state; nil: nowhere.
 	Log *slog.Logger
-	// Snapshots awaited at a time; 16.
+	// Snapshots awaited at a time; 8: more only cost memory, the processors are
+	// busy with fewer.
 	Snapshots int
 	// Workers share the members among them; one a processor, at most 4.
 	Workers int
@@ -70,6 +71,7 @@ type Ingest struct {
 	started   atomic.Int64 // Unix nanoseconds; 0: not yet
 	connected atomic.Int64 // when first connected
 	ready     atomic.Bool
+	linked    atomic.Bool // connected now
 
 	subscriptions atomic.Pointer[[]*nats.Subscription]
 }
@@ -87,7 +89,7 @@ func New(cfg Config) (*Ingest, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Snapshots <= 0 {
-		cfg.Snapshots = 16
+		cfg.Snapshots = 8
 	}
 	if cfg.Workers <= 0 {
 		cfg.Workers = min(runtime.GOMAXPROCS(0), 4)
@@ -111,6 +113,7 @@ func (in *Ingest) Run(ctx context.Context) error {
 	defer in.cfg.Conn.RemoveStatusListener(status)
 	if in.cfg.Conn.IsConnected() {
 		in.connected.Store(time.Now().UnixNano())
+		in.linked.Store(true)
 	}
 
 	// All subscriptions share one channel, which keeps a member's deltas,
@@ -157,6 +160,9 @@ func (in *Ingest) Ready() bool {
 	}
 	return over || settled
 }
+
+// Connected tells whether agents can be heard at present.
+func (in *Ingest) Connected() bool { return in.linked.Load() }
 
 // dispatch puts every message into its member's queue. It never waits.
 func (in *Ingest) dispatch(ctx context.Context, messages <-chan *nats.Msg) {
@@ -228,6 +234,7 @@ func (in *Ingest) watch(ctx context.Context, status <-chan nats.Status) {
 				in.connected.CompareAndSwap(0, time.Now().UnixNano())
 				in.reconnects.Add(1)
 			}
+			in.linked.Store(s == nats.CONNECTED)
 		case now := <-sweep.C:
 			for _, id := range in.cfg.Fleet.Sweep(now) {
 				if m := in.cfg.Fleet.View().Member(id); m != nil {

@@ -43,9 +43,13 @@ func (s *Service) decide(ctx context.Context, in *pb.Request, reserve bool) (*pi
 	now := time.Now()
 	d, err := s.cfg.Picker.Pick(&req, now)
 	if err != nil {
+		if !s.cfg.Ready() {
+			// Who could serve it may not have been heard yet.
+			err = fmt.Errorf("%w: %w", errUnready, err)
+		}
 		return nil, nil, err
 	}
-	ranking := rankingOf(d, now)
+	ranking := s.rankingOf(d, now)
 	if prompt.Note != "" {
 		ranking.Reason += " (" + prompt.Note + ")"
 	}
@@ -84,14 +88,14 @@ type slot struct {
 	picture   pb.Picture
 }
 
-func rankingOf(d *pick.Decision, now time.Time) *pb.Ranking {
+func (s *Service) rankingOf(d *pick.Decision, now time.Time) *pb.Ranking {
 	slots := make([]slot, len(d.Candidates))
 	list := make([]*pb.Candidate, len(d.Candidates))
 	for i := range d.Candidates {
 		c, to := &d.Candidates[i], &slots[i]
 		list[i] = &to.candidate
 		setMember(&to.member, c.Member)
-		setPicture(&to.picture, c.Member, now)
+		s.setPicture(&to.picture, c.Member, now)
 		to.cached.Gpu, to.cached.Host = uint64(c.Cached.GPU), uint64(c.Cached.Host)
 		to.cached.Disk, to.cached.Predicted = uint64(c.Cached.Disk), uint64(c.Cached.Predicted)
 		to.cost.TotalMs, to.cost.WaitMs, to.cost.LoadMs = c.Cost.Total, c.Cost.Wait, c.Cost.Load

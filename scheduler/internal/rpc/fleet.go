@@ -79,13 +79,13 @@ func (s *Service) fleet(model string, now time.Time) *pb.FleetResponse {
 	r := &pb.FleetResponse{Ready: s.cfg.Ready(), Decisions: s.cfg.Fleet.Stats().Decided}
 	for _, m := range view.Members {
 		if model == "" || slices.Contains(m.Info.Models, model) || m.HasAdapter(model) {
-			r.Members = append(r.Members, memberState(view, m, now))
+			r.Members = append(r.Members, s.memberState(view, m, now))
 		}
 	}
 	return r
 }
 
-func memberState(view *fleet.View, m *fleet.Member, now time.Time) *pb.MemberState {
+func (s *Service) memberState(view *fleet.View, m *fleet.Member, now time.Time) *pb.MemberState {
 	reserved, reported := m.Reserved(), m.Reported()
 	st := &pb.MemberState{
 		Member:                &pb.Member{},
@@ -107,7 +107,7 @@ func memberState(view *fleet.View, m *fleet.Member, now time.Time) *pb.MemberSta
 		PredictedCachedTokens: reported.PredictedTokens,
 	}
 	setMember(st.Member, m)
-	setPicture(st.Picture, m, now)
+	s.setPicture(st.Picture, m, now)
 	for _, a := range m.Info.Adapters {
 		st.Adapters = append(st.Adapters, a.Name)
 	}
@@ -128,8 +128,21 @@ func setMember(to *pb.Member, m *fleet.Member) {
 	to.Address, to.Rank = m.Info.Address, uint32(m.Info.Rank)
 }
 
-func setPicture(to *pb.Picture, m *fleet.Member, now time.Time) {
+// provenFor is how long a heartbeat proves a picture: two intervals. One that
+// is late is no doubt, one that is missing is.
+const provenFor = 2 * time.Second
+
+// setPicture calls a picture EXACT only while somebody could object. Without
+// the bus, or the member's voice, it is the last known one.
+func (s *Service) setPicture(to *pb.Picture, m *fleet.Member, now time.Time) {
 	to.Trust, to.Reason = trustOf(m.Picture.Trust), m.Picture.Reason
+	switch {
+	case m.Picture.Trust != fleet.Exact:
+	case !s.cfg.Linked():
+		to.Trust, to.Reason = pb.Trust_TRUST_SYNCING, "the connection to NATS is lost: the last known picture"
+	case now.Sub(m.Heard) > provenFor:
+		to.Trust, to.Reason = pb.Trust_TRUST_SYNCING, "not heard lately: the last known picture"
+	}
 	to.Epoch, to.Sequence, to.EngineBatches = m.Picture.Epoch, m.Picture.Sequence, m.Picture.EngineBatches
 	to.AgeMs = milliseconds(now.Sub(m.Heard))
 }

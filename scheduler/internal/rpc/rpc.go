@@ -26,6 +26,8 @@ type Config struct {
 	Fleet  *fleet.Fleet
 	// Ready tells whether the pictures are complete.
 	Ready func() bool
+	// Linked tells whether the connection to the agents is there.
+	Linked func() bool
 	// CallTimeout of unary calls whose caller names no deadline.
 	CallTimeout time.Duration
 	// MaxWatchers bounds the open Watch streams, MaxCalls the unary calls under

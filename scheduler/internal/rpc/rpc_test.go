@@ -94,7 +94,7 @@ func build(t *testing.T, change func(*Config)) *house {
 	}})
 	t.Cleanup(in.Close)
 	cfg := Config{
-		Intake: in, Picker: picker, Fleet: h.fleet, Ready: func() bool { return true },
+		Intake: in, Picker: picker, Fleet: h.fleet, Ready: func() bool { return true }, Linked: func() bool { return true },
 		CallTimeout: 5 * time.Second, MaxWatchers: 2,
 		MaxCalls: 100, Log: slog.New(slog.DiscardHandler),
 		Decided: func(_ context.Context, d Decided) { h.events = append(h.events, d) },

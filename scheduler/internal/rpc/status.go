@@ -15,7 +15,10 @@ import (
 // maxMessage bounds the text of a status: errors quote names that callers made.
 const maxMessage = 1 << 10
 
-var errPanic = errors.New("internal error")
+var (
+	errPanic   = errors.New("internal error")
+	errUnready = errors.New("not all members are known yet")
+)
 
 // codeOf is the map from errors to status codes. The first match counts.
 var codeOf = []struct {
@@ -27,6 +30,7 @@ var codeOf = []struct {
 	{intake.ErrInvalid, codes.InvalidArgument},
 	{pick.ErrPrompt, codes.InvalidArgument},
 	{pick.ErrPolicy, codes.InvalidArgument},
+	{errUnready, codes.Unavailable},
 	{pick.ErrModel, codes.NotFound},
 	{pick.ErrAdapter, codes.NotFound},
 	{pick.ErrNoCandidate, codes.Unavailable},

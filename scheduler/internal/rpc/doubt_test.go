@@ -1,0 +1,81 @@
+package rpc
+
+import (
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+)
+
+func ask(model string) *pb.ScoreRequest {
+	return &pb.ScoreRequest{Request: &pb.Request{Model: model, Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: prompt}}}}
+}
+
+// trusts says what the answers call each member's picture.
+func (h *house) trusts(t *testing.T) map[string]pb.Trust {
+	t.Helper()
+	resp, err := h.client.Score(t.Context(), ask("m"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := make(map[string]pb.Trust)
+	for _, c := range resp.GetRanking().GetCandidates() {
+		list[c.GetMember().GetId()] = c.GetPicture().GetTrust()
+	}
+	state, err := h.client.Fleet(t.Context(), &pb.FleetRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range state.GetMembers() {
+		if got, want := list[m.GetMember().GetId()], m.GetPicture().GetTrust(); got != want {
+			t.Errorf("%s: %v in the ranking, %v in the fleet", m.GetMember().GetId(), got, want)
+		}
+		if (m.GetPicture().GetReason() == "") != (m.GetPicture().GetTrust() == pb.Trust_TRUST_EXACT) {
+			t.Errorf("%v", m.GetPicture())
+		}
+	}
+	return list
+}
+
+func TestUnheardMembersAreNotExact(t *testing.T) {
+	h := build(t, nil)
+	before := time.Now().Add(-provenFor - 300*time.Millisecond)
+	id, err := h.fleet.Join(name("quiet"), before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.fleet.Heard(id, fleet.Info{Models: []string{"m"}, BlockSize: size}, nil, before)
+	h.fleet.SetPicture(id, fleet.Picture{Trust: fleet.Exact, Epoch: 1})
+	list := h.trusts(t)
+	if list[name("quiet")] != pb.Trust_TRUST_SYNCING || list[name("a")] != pb.Trust_TRUST_EXACT {
+		t.Error(list)
+	}
+}
+
+func TestNothingIsExactWithoutTheBus(t *testing.T) {
+	linked := true
+	h := build(t, func(c *Config) { c.Linked = func() bool { return linked } })
+	for _, want := range []pb.Trust{pb.Trust_TRUST_EXACT, pb.Trust_TRUST_SYNCING, pb.Trust_TRUST_EXACT} {
+		for id, got := range h.trusts(t) {
+			if got != want {
+				t.Errorf("%s is %v with linked %v", id, got, linked)
+			}
+		}
+		linked = !linked
+	}
+}
+
+func TestUnknownModelsAreNotRefusedBeforeAllAreHeard(t *testing.T) {
+	ready := false
+	h := build(t, func(c *Config) { c.Ready = func() bool { return ready } })
+	for _, want := range []codes.Code{codes.Unavailable, codes.NotFound} {
+		if _, err := h.client.Score(t.Context(), ask("other")); status.Code(err) != want {
+			t.Errorf("ready %v: %v", ready, err)
+		}
+		ready = true
+	}
+}

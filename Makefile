@@ -14,7 +14,7 @@ ARGS ?=
 
 export CGO_ENABLED = $(if $(RACE),1,0)
 
-.PHONY: help demo demo-vllm test test-libzmq test-vllm check lint vuln gen bench bench-e2e fuzz images clean
+.PHONY: help chaos demo demo-vllm test test-libzmq test-vllm check lint vuln gen bench bench-e2e restart fuzz images clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,12 @@ bench: ## benchmarks of every package
 
 bench-e2e: ## event written on ZeroMQ -> visible to Score over gRPC, and the agent's throughput
 	CGO_ENABLED=0 go run ./e2e/cmd/bench $(ARGS)
+
+chaos: ## a fleet broken 1,000 times, the index compared with the engines each time (ARGS='-faults 100 -seed 7')
+	CGO_ENABLED=0 go run ./e2e/cmd/chaos $(ARGS)
+
+restart: ## a scheduler starts beside 100 members x 100,000 blocks: time until all are exact, memory
+	CGO_ENABLED=0 go run ./e2e/cmd/restart $(ARGS)
 
 fuzz: ## every fuzz target for FUZZTIME (2m each)
 	@e2e/fuzz.sh $(FUZZTIME) $(CURDIR)/out/fuzz

@@ -417,9 +417,9 @@ func TestSnapshotsInFlightAreBounded(t *testing.T) {
 		a.lose()
 		a.say()
 	}
-	until(t, "16 asked", func() bool { return len(requests) == 16 })
+	until(t, "8 asked", func() bool { return len(requests) == 8 })
 	time.Sleep(50 * time.Millisecond) // several looks later there are no more
-	if len(requests) != 16 || st.in.Stats().InFlight != 16 {
+	if len(requests) != 8 || st.in.Stats().InFlight != 8 {
 		t.Fatalf("%d requests, %+v", len(requests), st.in.Stats())
 	}
 	for range n {

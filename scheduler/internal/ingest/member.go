@@ -224,10 +224,13 @@ func (m *member) prove(claim protocol.Held, err error, now time.Time) {
 }
 
 // doubt makes the picture unproved until the next claim: the connection was
-// lost, and with it perhaps deltas.
-func (m *member) doubt() {
-	if m.synced {
+// lost, and with it perhaps deltas. An answer that was awaited may be lost too.
+func (m *member) doubt(now time.Time) {
+	switch {
+	case m.synced:
 		m.unproved, m.why = true, "connection was lost"
+	case m.asked:
+		m.fail("connection was lost", now)
 	}
 }
 

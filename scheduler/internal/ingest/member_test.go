@@ -183,7 +183,7 @@ func TestMember(t *testing.T) {
 			r.agent.restart(50)
 			r.heartbeat()
 		}, fleet.Syncing},
-		"a lost connection is no reason to forget": {func(r *rig) { r.delta(); r.m.doubt(); r.heartbeat() }, fleet.Exact},
+		"a lost connection is no reason to forget": {func(r *rig) { r.delta(); r.m.doubt(r.now); r.heartbeat() }, fleet.Exact},
 		"a contradicting message asks":             {func(r *rig) { r.delta(); r.m.malformed(isDelta, r.now) }, fleet.Syncing},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -207,10 +207,26 @@ func TestLostConnectionNeedsProof(t *testing.T) {
 	r := newRig(t, 1)
 	r.heartbeat()
 	r.delta()
-	r.m.doubt()
+	r.m.doubt(r.now)
 	r.want(fleet.Syncing, false)
 	r.equals(r.agent.now)
 	r.delta() // its digest is proof
+	r.want(fleet.Exact, false)
+}
+
+// The answer went to the connection that is gone; waiting for it costs 3 s.
+func TestLostConnectionEndsTheRequest(t *testing.T) {
+	r := newRig(t, 1)
+	r.agent.delta()
+	r.heartbeat() // of a member that is known too late: it must be asked
+	r.later(maxBackoff)
+	r.m.ask(r.now)
+	r.m.doubt(r.now)
+	r.later(2 * backoff)
+	if r.m.asked || !r.m.wants(r.now) {
+		t.Errorf("asked %v, wants %v", r.m.asked, r.m.wants(r.now))
+	}
+	r.snapshot()
 	r.want(fleet.Exact, false)
 }
 
@@ -503,7 +519,7 @@ func TestBusThatLosesDoublesReordersAndDamages(t *testing.T) {
 				i := index()
 				bus[i].data = damage(bus[i], r.agent.rng)
 			},
-			"doubt": func(*rapid.T) { r.m.doubt() },
+			"doubt": func(*rapid.T) { r.m.doubt(r.now) },
 			"time": func(t *rapid.T) {
 				r.later(time.Duration(rapid.IntRange(1, 4000).Draw(t, "ms")) * time.Millisecond)
 				look()

@@ -99,7 +99,7 @@ func (w *worker) run(ctx context.Context) {
 }
 
 func (w *worker) handle(it item, now time.Time) {
-	w.checkConnection()
+	w.checkConnection(now)
 	m := w.members[it.name]
 	c := &w.in.count
 	if m == nil {
@@ -211,7 +211,7 @@ func (w *worker) step(m *member, do func()) {
 // look sends requests that are due, as many as may be under way, and gives up
 // those without an answer.
 func (w *worker) look(now time.Time) {
-	w.checkConnection()
+	w.checkConnection(now)
 	connected := w.in.cfg.Conn.IsConnected()
 	for _, m := range w.unsynced {
 		if m.asked {
@@ -234,14 +234,14 @@ func (w *worker) look(now time.Time) {
 
 // checkConnection makes every picture unproved when the connection came back:
 // what was lost shows at the next heartbeat.
-func (w *worker) checkConnection() {
+func (w *worker) checkConnection(now time.Time) {
 	n := w.in.reconnects.Load()
 	if n == w.reconnects {
 		return
 	}
 	w.reconnects = n
 	for _, m := range w.members {
-		w.step(m, m.doubt)
+		w.step(m, func() { m.doubt(now) })
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 // inFlight is how many messages of one direction may be under way.
-const inFlight = 4096
+const inFlight = 128
 
 // Split reads the next message and tells whether a Tamper may touch it.
 type Split func(r *bufio.Reader) (message []byte, free bool, err error)

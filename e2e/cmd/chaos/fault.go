@@ -15,7 +15,7 @@ const (
 	within = time.Second
 	// flight is how long an answer may be wrong and call itself EXACT: events
 	// on their way, on a machine that does other things too.
-	flight = 250 * time.Millisecond
+	flight = 500 * time.Millisecond
 	// settling is what is added to a limit for the way to the scheduler.
 	settling = 300 * time.Millisecond
 )
@@ -317,7 +317,7 @@ func (s *strike) novel() error {
 }
 
 func (f *fleet) serve(e *fakevllm.Engine, q *prompt) error {
-	ctx, cancel := context.WithTimeout(f.ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(f.ctx, 10*time.Second)
 	defer cancel()
 	_, err := f.post(ctx, e.URL()+"/v1/completions", q.body)
 	return err

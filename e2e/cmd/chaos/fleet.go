@@ -100,7 +100,7 @@ func (f *fleet) err() error {
 func newFleet(ctx context.Context, o options) (*fleet, error) {
 	f := &fleet{o: o, log: slog.New(slog.DiscardHandler), prompts: population(o.seed)}
 	f.ctx, f.cancel = context.WithCancel(ctx)
-	f.http = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}, Timeout: requestTime}
+	f.http = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}}
 	err := f.setUp()
 	if err == nil {
 		err = f.untilTrue(readyTime)
@@ -231,7 +231,13 @@ func (f *fleet) counted() (resyncs float64) {
 	f.mu.Lock()
 	admin := f.admin
 	f.mu.Unlock()
-	page, err := f.http.Get("http://" + admin + "/metrics")
+	ctx, cancel := context.WithTimeout(f.ctx, time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+admin+"/metrics", nil)
+	if err != nil {
+		return 0
+	}
+	page, err := f.http.Do(req)
 	if err != nil {
 		return 0
 	}

@@ -222,7 +222,7 @@ func (m *member) close() {
 
 // reset, sleep and the like: what an operator asks of an engine.
 func (m *member) act(path string) error {
-	ctx, cancel := context.WithTimeout(m.f.ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(m.f.ctx, 10*time.Second)
 	defer cancel()
 	status, err := m.f.post(ctx, m.engine.Load().URL()+path, []byte("{}"))
 	if err == nil && status != 200 {

@@ -68,8 +68,8 @@ func TestHostileEngineStaysBounded(t *testing.T) {
 				}
 			}
 			_, st := r.Drain(nil)
-			ops = nil
 			grown := heap() - before
+			runtime.KeepAlive(ops)
 			stats := r.mirrorStats()
 			t.Logf("%d blocks remembered, %d dropped, %d KB, %d bytes a block", stats.Nodes, stats.Dropped, grown>>10, grown/bound)
 			if stats.Nodes > bound || grown > bound*400 {

@@ -53,7 +53,7 @@ func parseUsers(text string, subjects protocol.Subjects) ([]*server.NkeyUser, er
 func parseUser(words []string, subjects protocol.Subjects) (*server.NkeyUser, error) {
 	// The key is never quoted: it may be a seed, put there by mistake.
 	if len(words) < 2 || !nkeys.IsValidPublicUserKey(words[1]) {
-		return nil, errors.New("the second word must be the public nkey of a user, U...")
+		return nil, errors.New("the second word must be the public nkey of a user, which begins with U")
 	}
 	user := &server.NkeyUser{Nkey: words[1]}
 	switch {

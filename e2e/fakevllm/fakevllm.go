@@ -307,7 +307,9 @@ func (e *Engine) Run(ctx context.Context) error {
 	}
 	cancel()
 	if err == nil {
-		_ = <-failed
+		if end := <-failed; !errors.Is(end, http.ErrServerClosed) {
+			err = end
+		}
 	}
 	e.requests.Wait()
 	group.Wait()

@@ -104,7 +104,8 @@ func queries(b *testing.B, x subject, chains [][]blockkey.Key) {
 	const batch = 16
 	times := make([]float64, 0, 1<<16)
 	for n := 0; b.Loop(); n++ {
-		if n%batch == 0 {
+		switch n % batch {
+		case 0:
 			start := time.Now()
 			for range batch - 1 {
 				dst = x.Match(chains[rng.next()%uint64(len(chains))], dst[:0])
@@ -112,7 +113,7 @@ func queries(b *testing.B, x subject, chains [][]blockkey.Key) {
 			if took := float64(time.Since(start).Nanoseconds()) / (batch - 1); len(times) < cap(times) {
 				times = append(times, took)
 			}
-		} else if n%batch == 1 {
+		case 1:
 			dst = x.Match(chains[rng.next()%uint64(len(chains))], dst[:0])
 		}
 	}

@@ -130,7 +130,7 @@ func (x *Index) depth(r *run, groups []uint64, keys []blockkey.Key) uint32 {
 func (x *Index) lanes(groups []uint64) uint32 {
 	all := uint32(0)
 	for i := range groups {
-		lanes := uint32(0)
+		var lanes uint32
 		if h := holders(atomic.LoadUint64(&groups[i])); h&single != 0 {
 			lanes = h & laneMask
 		} else {

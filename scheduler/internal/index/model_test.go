@@ -238,11 +238,12 @@ func (x *Index) verify() error {
 		keys += int64(r.length)
 		for o := range r.length {
 			k := x.key(r, o)
-			if o&1 == 0 {
+			switch {
+			case o&1 == 0:
 				entries++
-			} else if r.tip && o == r.length-1 {
+			case r.tip && o == r.length-1:
 				tips++
-			} else if o < r.length-1 || x.changing != n {
+			case o < r.length-1 || x.changing != n:
 				if o == r.length-1 {
 					return fmt.Errorf("run %d: last key not in the table", n)
 				}

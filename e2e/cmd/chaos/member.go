@@ -169,7 +169,7 @@ func (m *member) stopAgent(kill bool) {
 	}
 	m.signal(signal)
 	var exit *exec.ExitError
-	if err := m.process.Wait(); err != nil && !(kill && errors.As(err, &exit)) {
+	if err := m.process.Wait(); err != nil && (!kill || !errors.As(err, &exit)) {
 		m.f.failed(fmt.Errorf("agent of %s: %w", m.name, err))
 	}
 	m.process, m.stopped = nil, false

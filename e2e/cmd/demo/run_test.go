@@ -47,7 +47,8 @@ func TestDemoEndsWithOneObjectAndLeavesNothing(t *testing.T) {
 		if f.Requests+f.Unfinished == 0 || f.Failed > 0 || f.TTFTp50 <= 0 || f.TTFTp99 < f.TTFTp90 {
 			t.Errorf("%+v", f)
 		}
-		if f.PromptTokens > 0 && float64(f.AbsErrorTokens) > .05*float64(f.PromptTokens) {
+		// On a machine too slow for the plan nothing can be predicted.
+		if f.Unfinished == 0 && float64(f.AbsErrorTokens) > .05*float64(f.PromptTokens) {
 			t.Errorf("predictions are far off: %+v", f)
 		}
 	}

@@ -14,7 +14,7 @@ ARGS ?=
 
 export CGO_ENABLED = $(if $(RACE),1,0)
 
-.PHONY: help chaos demo demo-vllm test test-libzmq test-vllm check lint vuln gen bench bench-e2e restart fuzz images clean
+.PHONY: help chaos demo demo-vllm test test-libzmq test-vllm check lint vuln gen bench bench-e2e restart soak fuzz images clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ chaos: ## a fleet broken 1,000 times, the index compared with the engines each t
 
 restart: ## a scheduler starts beside 100 members x 100,000 blocks: time until all are exact, memory
 	CGO_ENABLED=0 go run ./e2e/cmd/restart $(ARGS)
+
+soak: ## readers and writers on the index for KVSCOUT_SOAK (10m)
+	KVSCOUT_SOAK=$${KVSCOUT_SOAK:-10m} go test $(RACE) -timeout 0 -count 1 -run Soak -v ./scheduler/internal/index
 
 fuzz: ## every fuzz target for FUZZTIME (2m each)
 	@e2e/fuzz.sh $(FUZZTIME) $(CURDIR)/out/fuzz

@@ -358,6 +358,7 @@ func TestHostileRequests(t *testing.T) {
 	q := random(1, 100)
 	e.complete(q)
 	e.truth(soon, q)
+	p.ready()
 	long := make([]byte, 0, 8_000_000)
 	for i := range 2_000_000 {
 		long = binary.LittleEndian.AppendUint32(long, uint32(i%150_000))

@@ -68,6 +68,16 @@ func (p *play) until(what string, holds func() bool) {
 	}
 }
 
+// ready waits until the scheduler knows all members: only then is a model that
+// nobody serves unknown.
+func (p *play) ready() {
+	p.t.Helper()
+	p.until("the scheduler is ready", func() bool {
+		fleet, err := p.Client.Fleet(p.t.Context(), &pb.FleetRequest{})
+		return err == nil && fleet.GetReady()
+	})
+}
+
 // untilMember waits until the scheduler's view of a member fulfils a condition.
 func (p *play) untilMember(id, what string, holds func(*pb.MemberState) bool) {
 	p.t.Helper()

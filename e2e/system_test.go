@@ -136,10 +136,10 @@ func TestAnotherModelAtTheSameAddress(t *testing.T) {
 	e.expect("blocks of 32", q, 96)
 	old := q.request()
 	old.Model = "old"
-	p.until("the old model is unknown", func() bool {
-		_, err := p.Client.Score(t.Context(), &pb.ScoreRequest{Request: old})
-		return status.Code(err) == codes.NotFound
-	})
+	p.ready()
+	if _, err := p.Client.Score(t.Context(), &pb.ScoreRequest{Request: old}); status.Code(err) != codes.NotFound {
+		t.Errorf("the old model: %v", err)
+	}
 }
 
 func TestLongPrompts(t *testing.T) {

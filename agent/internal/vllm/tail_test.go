@@ -88,6 +88,7 @@ func TestGapIsReplayed(t *testing.T) {
 	e := newTestEngine(t, true)
 	e.start()
 	p, tail := follow(t, e)
+	p.settles(t, Exact) // the replay at the start is over
 	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
 	e.publish(stored(1), stored(2))
 	e.hide(removed(1))
@@ -140,6 +141,7 @@ func TestUnfillableGapForgets(t *testing.T) {
 			e.start()
 			p, tail := follow(t, e)
 			eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+			eventually(t, "beginning", func() bool { return p.worth() != Syncing })
 			e.publish(stored(1), stored(2))
 			eventually(t, "first batch", func() bool { return len(p.hashes()) == 2 })
 			c.gap(e)

@@ -17,6 +17,8 @@ import (
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/stage"
@@ -101,11 +103,17 @@ func (p *play) score(r *pb.Request) *pb.Ranking {
 	if r.GetModel() == "" && r.GetOpenaiBody() == nil {
 		r.Model = model
 	}
-	answer, err := p.Client.Score(p.t.Context(), &pb.ScoreRequest{Request: r}, grpc.WaitForReady(true))
-	if err != nil {
-		p.t.Fatal(err)
+	for end := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
+		answer, err := p.Client.Score(p.t.Context(), &pb.ScoreRequest{Request: r}, grpc.WaitForReady(true))
+		// Unavailable says to try again: members may be between two lives.
+		if status.Code(err) == codes.Unavailable && time.Now().Before(end) {
+			continue
+		}
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		return answer.GetRanking()
 	}
-	return answer.GetRanking()
 }
 
 func (p *play) pick(r *pb.Request) *pb.PickResponse {
@@ -276,7 +284,7 @@ func (e *engine) watchedBy(opt stage.AgentOptions) *engine {
 		e.t.Fatal(err)
 	}
 	for _, id := range e.agent.Members {
-		e.untilMember(id, "settle", stage.Settled)
+		e.untilMember(id, "settle", func(m *pb.MemberState) bool { return len(m.GetModels()) > 0 && stage.Settled(m) })
 	}
 	return e
 }

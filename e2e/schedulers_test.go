@@ -75,7 +75,8 @@ func TestEitherOfTwoSchedulersMayDie(t *testing.T) {
 	list := several(1, 40)
 	var clients [2]atomic.Pointer[pb.SchedulerClient]
 	for i := range both {
-		clients[i].Store(&both[i].Client)
+		client := both[i].Client // the field is replaced with the scheduler
+		clients[i].Store(&client)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

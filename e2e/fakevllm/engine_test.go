@@ -347,8 +347,8 @@ func TestStreamHasFirstTokenAtOnceAndUsageLast(t *testing.T) {
 }
 
 func TestAdmissionWaitsForBlocks(t *testing.T) {
-	// Room for two requests of 8 blocks each.
-	e := engine(t, Config{BlockSize: 4, Blocks: 17, Speedup: 50, MaxModelLen: 64})
+	// Room for two requests of 8 blocks each, which take long enough to be seen.
+	e := engine(t, Config{BlockSize: 4, Blocks: 17, Speedup: 1, MaxModelLen: 64})
 	done := make(chan error, 3)
 	for i := range 3 {
 		go func() { done <- stream(context.Background(), e, ids(i*100, 16), 17, func(reply) {}) }()

@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/kvscout/kvscout/agent/internal/vllm"
 	"github.com/kvscout/kvscout/protocol"
@@ -62,6 +63,10 @@ type Config struct {
 	Address string
 	PodIP   string
 
+	// Labels say more about the member; the scheduler gives a meaning to those in
+	// docs/OPERATIONS.md. At most 64, of 256 bytes each.
+	Labels map[string]string
+
 	// StateDir is a folder that outlives the agent's process, not the pod (an
 	// emptyDir), for one file a rank: with it an agent that restarts alone goes
 	// on with its picture although the engine cannot replay everything any
@@ -99,6 +104,10 @@ const (
 	defaultEngine     = "http://127.0.0.1:8000"
 	defaultEventsPort = "5557"
 	replayOffset      = 100
+	// maxLabels of a member, maxLabel bytes of one.
+	maxLabels, maxLabel = 64, 256
+	// roleLabel says what a member is for.
+	roleLabel = "kvscout.role"
 )
 
 // Defaults returns a Config with every default filled in that does not depend
@@ -185,6 +194,19 @@ func (c Config) Validate() error {
 		if host, port, err := net.SplitHostPort(c.Address); err != nil || host == "" || port == "" {
 			bad("Address", "%q is not host:port", c.Address)
 		}
+	}
+	if len(c.Labels) > maxLabels {
+		bad("Labels", "%d of them, at most %d", len(c.Labels), maxLabels)
+	}
+	for key, value := range c.Labels {
+		if key == "" || len(key)+len(value) > maxLabel || !utf8.ValidString(key+value) {
+			bad("Labels", "%.80q: a label is text of at most %d bytes with a key", key, maxLabel)
+		}
+	}
+	switch role := c.Labels[roleLabel]; role {
+	case "", "prefill", "decode", "both":
+	default:
+		bad("Labels", "%s is %.80q: it must be prefill, decode or both", roleLabel, role)
 	}
 	if c.Listen != "" {
 		if _, _, err := net.SplitHostPort(c.Listen); err != nil {

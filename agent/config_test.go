@@ -7,13 +7,13 @@ import (
 
 func TestValidateNamesEverything(t *testing.T) {
 	err := Config{
-		Engine: "localhost", Events: "udp://x", Replay: "tcp://*:1", Pool: "a.b", Address: "here", Listen: "9", BlockSize: -1, Heartbeat: 1, Probe: 1,
+		Engine: "localhost", Events: "udp://x", Replay: "tcp://*:1", Pool: "a.b", Address: "here", Listen: "9", BlockSize: -1, Heartbeat: 1, Probe: 1, Labels: map[string]string{roleLabel: "cook"},
 		PodUID: strings.Repeat("x", 300),
 	}.Validate()
 	if err == nil {
 		t.Fatal("valid")
 	}
-	for _, key := range []string{"NATSURL", "Engine", "Events", "Replay", "Pool", "Address", "Listen", "BlockSize", "Heartbeat", "Probe", "PodUID"} {
+	for _, key := range []string{"NATSURL", "Engine", "Events", "Replay", "Pool", "Address", "Listen", "BlockSize", "Heartbeat", "Probe", "PodUID", "Labels"} {
 		if !strings.Contains(err.Error(), key+":") {
 			t.Errorf("%s is not named in\n%v", key, err)
 		}

@@ -313,7 +313,7 @@ func (w *watch) tell(r *rank, page vllm.Page, pageErr error, marks map[int]mark,
 // info describes a rank to schedulers.
 func (w *watch) info(n int) *pb.MemberInfo {
 	info := &pb.MemberInfo{
-		Namespace: w.cfg.Namespace, Pod: w.cfg.Pod, PodUid: w.cfg.PodUID, Rank: uint32(n),
+		Namespace: w.cfg.Namespace, Pod: w.cfg.Pod, PodUid: w.cfg.PodUID, Rank: uint32(n), Labels: w.cfg.Labels,
 		Address: cmp.Or(w.cfg.Address, w.engine.Address()),
 		Engine:  "vllm", EngineVersion: w.version,
 		Models: []string{w.name()}, Root: w.models.Root, MaxModelLen: uint64(w.models.MaxModelLen),

@@ -174,6 +174,9 @@ func checkHeartbeat(h *pb.Heartbeat, member string) error {
 	if n := len(i.GetModels()) + len(i.GetAdapters()); n > MaxNames {
 		return fmt.Errorf("member info names %d models and adapters, at most %d", n, MaxNames)
 	}
+	if n := len(i.GetLabels()); n > MaxNames {
+		return fmt.Errorf("member info has %d labels, at most %d", n, MaxNames)
+	}
 	if n := len(h.GetLoad().GetRunningAdapters()); n > MaxNames {
 		return fmt.Errorf("load names %d adapters, at most %d", n, MaxNames)
 	}

@@ -3,6 +3,7 @@ package protocol
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -217,8 +218,14 @@ func FuzzRead(f *testing.F) {
 
 func TestInfoIsBounded(t *testing.T) {
 	for name, spoil := range map[string]func(*pb.Heartbeat){
-		"bytes":    func(h *pb.Heartbeat) { h.Info.Root = strings.Repeat("x", MaxInfo) },
-		"models":   func(h *pb.Heartbeat) { h.Info.Models = make([]string, MaxNames+1) },
+		"bytes":  func(h *pb.Heartbeat) { h.Info.Root = strings.Repeat("x", MaxInfo) },
+		"models": func(h *pb.Heartbeat) { h.Info.Models = make([]string, MaxNames+1) },
+		"labels": func(h *pb.Heartbeat) {
+			h.Info.Labels = make(map[string]string)
+			for i := range MaxNames + 1 {
+				h.Info.Labels[fmt.Sprint(i)] = ""
+			}
+		},
 		"adapters": func(h *pb.Heartbeat) { h.Load = &pb.Load{RunningAdapters: make([]string, MaxNames+1)} },
 	} {
 		h := heartbeat()

@@ -665,9 +665,11 @@ type MemberInfo struct {
 	Root     string     `protobuf:"bytes,9,opt,name=root,proto3" json:"root,omitempty"`
 	Adapters []*Adapter `protobuf:"bytes,10,rep,name=adapters,proto3" json:"adapters,omitempty"`
 	// block_size in tokens, blocks = capacity of the GPU block pool; 0: not known.
-	BlockSize     uint32 `protobuf:"varint,11,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
-	Blocks        uint64 `protobuf:"varint,12,opt,name=blocks,proto3" json:"blocks,omitempty"`
-	MaxModelLen   uint64 `protobuf:"varint,13,opt,name=max_model_len,json=maxModelLen,proto3" json:"max_model_len,omitempty"`
+	BlockSize   uint32 `protobuf:"varint,11,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
+	Blocks      uint64 `protobuf:"varint,12,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	MaxModelLen uint64 `protobuf:"varint,13,opt,name=max_model_len,json=maxModelLen,proto3" json:"max_model_len,omitempty"`
+	// labels as given to the agent; docs/OPERATIONS.md names those with a meaning.
+	Labels        map[string]string `protobuf:"bytes,14,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -791,6 +793,13 @@ func (x *MemberInfo) GetMaxModelLen() uint64 {
 		return x.MaxModelLen
 	}
 	return 0
+}
+
+func (x *MemberInfo) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
 }
 
 // Load is one sample of an engine's state. Absent means unknown, never zero.
@@ -1277,7 +1286,7 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\x0eengine_batches\x18\x04 \x01(\x04R\rengineBatches\"1\n" +
 	"\aAdapter\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
-	"\x04root\x18\x02 \x01(\tR\x04root\"\xfe\x02\n" +
+	"\x04root\x18\x02 \x01(\tR\x04root\"\xf9\x03\n" +
 	"\n" +
 	"MemberInfo\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x10\n" +
@@ -1294,7 +1303,11 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\n" +
 	"block_size\x18\v \x01(\rR\tblockSize\x12\x16\n" +
 	"\x06blocks\x18\f \x01(\x04R\x06blocks\x12\"\n" +
-	"\rmax_model_len\x18\r \x01(\x04R\vmaxModelLen\"\xca\a\n" +
+	"\rmax_model_len\x18\r \x01(\x04R\vmaxModelLen\x12>\n" +
+	"\x06labels\x18\x0e \x03(\v2&.kvscout.bus.v1.MemberInfo.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xca\a\n" +
 	"\x04Load\x12\x15\n" +
 	"\x06age_ms\x18\x01 \x01(\rR\x05ageMs\x12\x1d\n" +
 	"\arunning\x18\x02 \x01(\rH\x00R\arunning\x88\x01\x01\x12\x1d\n" +
@@ -1379,7 +1392,7 @@ func file_pb_bus_proto_rawDescGZIP() []byte {
 }
 
 var file_pb_bus_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_pb_bus_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_pb_bus_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_pb_bus_proto_goTypes = []any{
 	(Lane)(0),               // 0: kvscout.bus.v1.Lane
 	(Trust)(0),              // 1: kvscout.bus.v1.Trust
@@ -1395,6 +1408,7 @@ var file_pb_bus_proto_goTypes = []any{
 	(*Heartbeat)(nil),       // 11: kvscout.bus.v1.Heartbeat
 	(*SnapshotRequest)(nil), // 12: kvscout.bus.v1.SnapshotRequest
 	(*SnapshotChunk)(nil),   // 13: kvscout.bus.v1.SnapshotChunk
+	nil,                     // 14: kvscout.bus.v1.MemberInfo.LabelsEntry
 }
 var file_pb_bus_proto_depIdxs = []int32{
 	0,  // 0: kvscout.bus.v1.Stored.lane:type_name -> kvscout.bus.v1.Lane
@@ -1408,20 +1422,21 @@ var file_pb_bus_proto_depIdxs = []int32{
 	5,  // 8: kvscout.bus.v1.Delta.changes:type_name -> kvscout.bus.v1.Change
 	6,  // 9: kvscout.bus.v1.Delta.lanes:type_name -> kvscout.bus.v1.LaneState
 	8,  // 10: kvscout.bus.v1.MemberInfo.adapters:type_name -> kvscout.bus.v1.Adapter
-	2,  // 11: kvscout.bus.v1.Heartbeat.header:type_name -> kvscout.bus.v1.Header
-	9,  // 12: kvscout.bus.v1.Heartbeat.info:type_name -> kvscout.bus.v1.MemberInfo
-	10, // 13: kvscout.bus.v1.Heartbeat.load:type_name -> kvscout.bus.v1.Load
-	1,  // 14: kvscout.bus.v1.Heartbeat.trust:type_name -> kvscout.bus.v1.Trust
-	6,  // 15: kvscout.bus.v1.Heartbeat.lanes:type_name -> kvscout.bus.v1.LaneState
-	2,  // 16: kvscout.bus.v1.SnapshotChunk.header:type_name -> kvscout.bus.v1.Header
-	3,  // 17: kvscout.bus.v1.SnapshotChunk.stored:type_name -> kvscout.bus.v1.Stored
-	6,  // 18: kvscout.bus.v1.SnapshotChunk.lanes:type_name -> kvscout.bus.v1.LaneState
-	1,  // 19: kvscout.bus.v1.SnapshotChunk.trust:type_name -> kvscout.bus.v1.Trust
-	20, // [20:20] is the sub-list for method output_type
-	20, // [20:20] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	14, // 11: kvscout.bus.v1.MemberInfo.labels:type_name -> kvscout.bus.v1.MemberInfo.LabelsEntry
+	2,  // 12: kvscout.bus.v1.Heartbeat.header:type_name -> kvscout.bus.v1.Header
+	9,  // 13: kvscout.bus.v1.Heartbeat.info:type_name -> kvscout.bus.v1.MemberInfo
+	10, // 14: kvscout.bus.v1.Heartbeat.load:type_name -> kvscout.bus.v1.Load
+	1,  // 15: kvscout.bus.v1.Heartbeat.trust:type_name -> kvscout.bus.v1.Trust
+	6,  // 16: kvscout.bus.v1.Heartbeat.lanes:type_name -> kvscout.bus.v1.LaneState
+	2,  // 17: kvscout.bus.v1.SnapshotChunk.header:type_name -> kvscout.bus.v1.Header
+	3,  // 18: kvscout.bus.v1.SnapshotChunk.stored:type_name -> kvscout.bus.v1.Stored
+	6,  // 19: kvscout.bus.v1.SnapshotChunk.lanes:type_name -> kvscout.bus.v1.LaneState
+	1,  // 20: kvscout.bus.v1.SnapshotChunk.trust:type_name -> kvscout.bus.v1.Trust
+	21, // [21:21] is the sub-list for method output_type
+	21, // [21:21] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_pb_bus_proto_init() }
@@ -1440,7 +1455,7 @@ func file_pb_bus_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pb_bus_proto_rawDesc), len(file_pb_bus_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -117,7 +117,10 @@ type Request struct {
 	// expected_output_tokens; 0: not known.
 	ExpectedOutputTokens uint32 `protobuf:"varint,18,opt,name=expected_output_tokens,json=expectedOutputTokens,proto3" json:"expected_output_tokens,omitempty"`
 	// top limits the length of the ranked list; 0: all.
-	Top           uint32 `protobuf:"varint,19,opt,name=top,proto3" json:"top,omitempty"`
+	Top uint32 `protobuf:"varint,19,opt,name=top,proto3" json:"top,omitempty"`
+	// tenant on whose behalf the request comes: output lengths are learned, and
+	// the queue is shared fairly, by tenant.
+	Tenant        string `protobuf:"bytes,20,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -302,6 +305,13 @@ func (x *Request) GetTop() uint32 {
 		return x.Top
 	}
 	return 0
+}
+
+func (x *Request) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
 }
 
 type isRequest_Prompt interface {
@@ -1080,7 +1090,10 @@ type Candidate struct {
 	Running uint32 `protobuf:"varint,6,opt,name=running,proto3" json:"running,omitempty"`
 	Waiting uint32 `protobuf:"varint,7,opt,name=waiting,proto3" json:"waiting,omitempty"`
 	// load_age_ms of the sample behind them.
-	LoadAgeMs     uint32 `protobuf:"varint,8,opt,name=load_age_ms,json=loadAgeMs,proto3" json:"load_age_ms,omitempty"`
+	LoadAgeMs uint32 `protobuf:"varint,8,opt,name=load_age_ms,json=loadAgeMs,proto3" json:"load_age_ms,omitempty"`
+	// pull_from is set where pulling blocks from another member is quicker than
+	// computing what they hold.
+	PullFrom      *Peer `protobuf:"bytes,9,opt,name=pull_from,json=pullFrom,proto3" json:"pull_from,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1171,6 +1184,84 @@ func (x *Candidate) GetLoadAgeMs() uint32 {
 	return 0
 }
 
+func (x *Candidate) GetPullFrom() *Peer {
+	if x != nil {
+		return x.PullFrom
+	}
+	return nil
+}
+
+// Peer is a member to pull blocks from.
+type Peer struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Member *Member                `protobuf:"bytes,1,opt,name=member,proto3" json:"member,omitempty"`
+	// tokens beyond the candidate's own cached prefix.
+	Tokens uint64 `protobuf:"varint,2,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	// transfer_ms of the pull, prefill_ms of computing the same tokens.
+	TransferMs    float64 `protobuf:"fixed64,3,opt,name=transfer_ms,json=transferMs,proto3" json:"transfer_ms,omitempty"`
+	PrefillMs     float64 `protobuf:"fixed64,4,opt,name=prefill_ms,json=prefillMs,proto3" json:"prefill_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Peer) Reset() {
+	*x = Peer{}
+	mi := &file_pb_scheduler_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Peer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Peer) ProtoMessage() {}
+
+func (x *Peer) ProtoReflect() protoreflect.Message {
+	mi := &file_pb_scheduler_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Peer.ProtoReflect.Descriptor instead.
+func (*Peer) Descriptor() ([]byte, []int) {
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Peer) GetMember() *Member {
+	if x != nil {
+		return x.Member
+	}
+	return nil
+}
+
+func (x *Peer) GetTokens() uint64 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
+func (x *Peer) GetTransferMs() float64 {
+	if x != nil {
+		return x.TransferMs
+	}
+	return 0
+}
+
+func (x *Peer) GetPrefillMs() float64 {
+	if x != nil {
+		return x.PrefillMs
+	}
+	return 0
+}
+
 // Ranking is the answer to Pick and Score.
 type Ranking struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1186,13 +1277,23 @@ type Ranking struct {
 	PromptTokens uint64 `protobuf:"varint,5,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
 	// engine_priority to put into the request where the engine serves by priority.
 	EnginePriority int64 `protobuf:"varint,6,opt,name=engine_priority,json=enginePriority,proto3" json:"engine_priority,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// decode is the member to decode on when the prompt is to be computed on the
+	// first candidate alone; absent: the first candidate does both.
+	Decode *Candidate `protobuf:"bytes,7,opt,name=decode,proto3" json:"decode,omitempty"`
+	// expected_output_tokens that the answer stands on; 0: not known.
+	ExpectedOutputTokens float64 `protobuf:"fixed64,8,opt,name=expected_output_tokens,json=expectedOutputTokens,proto3" json:"expected_output_tokens,omitempty"`
+	// slack_ms is what is left of the request's target after the predicted time
+	// on the first candidate; absent: there is no target.
+	SlackMs *float64 `protobuf:"fixed64,9,opt,name=slack_ms,json=slackMs,proto3,oneof" json:"slack_ms,omitempty"`
+	// queued_ms that the request waited here.
+	QueuedMs      float64 `protobuf:"fixed64,10,opt,name=queued_ms,json=queuedMs,proto3" json:"queued_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Ranking) Reset() {
 	*x = Ranking{}
-	mi := &file_pb_scheduler_proto_msgTypes[12]
+	mi := &file_pb_scheduler_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1204,7 +1305,7 @@ func (x *Ranking) String() string {
 func (*Ranking) ProtoMessage() {}
 
 func (x *Ranking) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_scheduler_proto_msgTypes[12]
+	mi := &file_pb_scheduler_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1217,7 +1318,7 @@ func (x *Ranking) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ranking.ProtoReflect.Descriptor instead.
 func (*Ranking) Descriptor() ([]byte, []int) {
-	return file_pb_scheduler_proto_rawDescGZIP(), []int{12}
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Ranking) GetCandidates() []*Candidate {
@@ -1262,6 +1363,34 @@ func (x *Ranking) GetEnginePriority() int64 {
 	return 0
 }
 
+func (x *Ranking) GetDecode() *Candidate {
+	if x != nil {
+		return x.Decode
+	}
+	return nil
+}
+
+func (x *Ranking) GetExpectedOutputTokens() float64 {
+	if x != nil {
+		return x.ExpectedOutputTokens
+	}
+	return 0
+}
+
+func (x *Ranking) GetSlackMs() float64 {
+	if x != nil && x.SlackMs != nil {
+		return *x.SlackMs
+	}
+	return 0
+}
+
+func (x *Ranking) GetQueuedMs() float64 {
+	if x != nil {
+		return x.QueuedMs
+	}
+	return 0
+}
+
 type PickRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Request       *Request               `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
@@ -1271,7 +1400,7 @@ type PickRequest struct {
 
 func (x *PickRequest) Reset() {
 	*x = PickRequest{}
-	mi := &file_pb_scheduler_proto_msgTypes[13]
+	mi := &file_pb_scheduler_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1283,7 +1412,7 @@ func (x *PickRequest) String() string {
 func (*PickRequest) ProtoMessage() {}
 
 func (x *PickRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_scheduler_proto_msgTypes[13]
+	mi := &file_pb_scheduler_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1296,7 +1425,7 @@ func (x *PickRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PickRequest.ProtoReflect.Descriptor instead.
 func (*PickRequest) Descriptor() ([]byte, []int) {
-	return file_pb_scheduler_proto_rawDescGZIP(), []int{13}
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PickRequest) GetRequest() *Request {
@@ -1317,7 +1446,7 @@ type PickResponse struct {
 
 func (x *PickResponse) Reset() {
 	*x = PickResponse{}
-	mi := &file_pb_scheduler_proto_msgTypes[14]
+	mi := &file_pb_scheduler_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1329,7 +1458,7 @@ func (x *PickResponse) String() string {
 func (*PickResponse) ProtoMessage() {}
 
 func (x *PickResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_scheduler_proto_msgTypes[14]
+	mi := &file_pb_scheduler_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1342,7 +1471,7 @@ func (x *PickResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PickResponse.ProtoReflect.Descriptor instead.
 func (*PickResponse) Descriptor() ([]byte, []int) {
-	return file_pb_scheduler_proto_rawDescGZIP(), []int{14}
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PickResponse) GetDecision() string {
@@ -1368,7 +1497,7 @@ type ScoreRequest struct {
 
 func (x *ScoreRequest) Reset() {
 	*x = ScoreRequest{}
-	mi := &file_pb_scheduler_proto_msgTypes[15]
+	mi := &file_pb_scheduler_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1380,7 +1509,7 @@ func (x *ScoreRequest) String() string {
 func (*ScoreRequest) ProtoMessage() {}
 
 func (x *ScoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_scheduler_proto_msgTypes[15]
+	mi := &file_pb_scheduler_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1393,7 +1522,7 @@ func (x *ScoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScoreRequest.ProtoReflect.Descriptor instead.
 func (*ScoreRequest) Descriptor() ([]byte, []int) {
-	return file_pb_scheduler_proto_rawDescGZIP(), []int{15}
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ScoreRequest) GetRequest() *Request {
@@ -1412,7 +1541,7 @@ type ScoreResponse struct {
 
 func (x *ScoreResponse) Reset() {
 	*x = ScoreResponse{}
-	mi := &file_pb_scheduler_proto_msgTypes[16]
+	mi := &file_pb_scheduler_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1424,7 +1553,7 @@ func (x *ScoreResponse) String() string {
 func (*ScoreResponse) ProtoMessage() {}
 
 func (x *ScoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_scheduler_proto_msgTypes[16]
+	mi := &file_pb_scheduler_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1437,7 +1566,7 @@ func (x *ScoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScoreResponse.ProtoReflect.Descriptor instead.
 func (*ScoreResponse) Descriptor() ([]byte, []int) {
-	return file_pb_scheduler_proto_rawDescGZIP(), []int{16}
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ScoreResponse) GetRanking() *Ranking {
@@ -1464,7 +1593,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_pb_scheduler_proto_msgTypes[17]
+	mi := &file_pb_scheduler_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1476,7 +1605,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_scheduler_proto_msgTypes[17]
+	mi := &file_pb_scheduler_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1489,7 +1618,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_pb_scheduler_proto_rawDescGZIP(), []int{17}
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReportRequest) GetDecision() string {
@@ -1551,7 +1680,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_pb_scheduler_proto_msgTypes[18]
+	mi := &file_pb_scheduler_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1563,7 +1692,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_scheduler_proto_msgTypes[18]
+	mi := &file_pb_scheduler_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1576,7 +1705,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_pb_scheduler_proto_rawDescGZIP(), []int{18}
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ReportResponse) GetKnown() bool {
@@ -1596,7 +1725,7 @@ type FleetRequest struct {
 
 func (x *FleetRequest) Reset() {
 	*x = FleetRequest{}
-	mi := &file_pb_scheduler_proto_msgTypes[19]
+	mi := &file_pb_scheduler_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1608,7 +1737,7 @@ func (x *FleetRequest) String() string {
 func (*FleetRequest) ProtoMessage() {}
 
 func (x *FleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_scheduler_proto_msgTypes[19]
+	mi := &file_pb_scheduler_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1621,7 +1750,7 @@ func (x *FleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetRequest.ProtoReflect.Descriptor instead.
 func (*FleetRequest) Descriptor() ([]byte, []int) {
-	return file_pb_scheduler_proto_rawDescGZIP(), []int{19}
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *FleetRequest) GetModel() string {
@@ -1659,13 +1788,15 @@ type MemberState struct {
 	ReportedPromptTokens  uint64 `protobuf:"varint,19,opt,name=reported_prompt_tokens,json=reportedPromptTokens,proto3" json:"reported_prompt_tokens,omitempty"`
 	ReportedCachedTokens  uint64 `protobuf:"varint,20,opt,name=reported_cached_tokens,json=reportedCachedTokens,proto3" json:"reported_cached_tokens,omitempty"`
 	PredictedCachedTokens uint64 `protobuf:"varint,21,opt,name=predicted_cached_tokens,json=predictedCachedTokens,proto3" json:"predicted_cached_tokens,omitempty"`
-	unknownFields         protoimpl.UnknownFields
-	sizeCache             protoimpl.SizeCache
+	// labels as given to the member's agent.
+	Labels        map[string]string `protobuf:"bytes,22,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MemberState) Reset() {
 	*x = MemberState{}
-	mi := &file_pb_scheduler_proto_msgTypes[20]
+	mi := &file_pb_scheduler_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1677,7 +1808,7 @@ func (x *MemberState) String() string {
 func (*MemberState) ProtoMessage() {}
 
 func (x *MemberState) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_scheduler_proto_msgTypes[20]
+	mi := &file_pb_scheduler_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1690,7 +1821,7 @@ func (x *MemberState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberState.ProtoReflect.Descriptor instead.
 func (*MemberState) Descriptor() ([]byte, []int) {
-	return file_pb_scheduler_proto_rawDescGZIP(), []int{20}
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *MemberState) GetMember() *Member {
@@ -1840,6 +1971,13 @@ func (x *MemberState) GetPredictedCachedTokens() uint64 {
 	return 0
 }
 
+func (x *MemberState) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
 type FleetResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Members []*MemberState         `protobuf:"bytes,1,rep,name=members,proto3" json:"members,omitempty"`
@@ -1853,7 +1991,7 @@ type FleetResponse struct {
 
 func (x *FleetResponse) Reset() {
 	*x = FleetResponse{}
-	mi := &file_pb_scheduler_proto_msgTypes[21]
+	mi := &file_pb_scheduler_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1865,7 +2003,7 @@ func (x *FleetResponse) String() string {
 func (*FleetResponse) ProtoMessage() {}
 
 func (x *FleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_scheduler_proto_msgTypes[21]
+	mi := &file_pb_scheduler_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1878,7 +2016,7 @@ func (x *FleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetResponse.ProtoReflect.Descriptor instead.
 func (*FleetResponse) Descriptor() ([]byte, []int) {
-	return file_pb_scheduler_proto_rawDescGZIP(), []int{21}
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *FleetResponse) GetMembers() []*MemberState {
@@ -1913,7 +2051,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_pb_scheduler_proto_msgTypes[22]
+	mi := &file_pb_scheduler_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1925,7 +2063,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_scheduler_proto_msgTypes[22]
+	mi := &file_pb_scheduler_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1938,7 +2076,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_pb_scheduler_proto_rawDescGZIP(), []int{22}
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WatchRequest) GetModel() string {
@@ -1964,7 +2102,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_pb_scheduler_proto_msgTypes[23]
+	mi := &file_pb_scheduler_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1976,7 +2114,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_scheduler_proto_msgTypes[23]
+	mi := &file_pb_scheduler_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1989,7 +2127,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_pb_scheduler_proto_rawDescGZIP(), []int{23}
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WatchResponse) GetFleet() *FleetResponse {
@@ -2003,7 +2141,7 @@ var File_pb_scheduler_proto protoreflect.FileDescriptor
 
 const file_pb_scheduler_proto_rawDesc = "" +
 	"\n" +
-	"\x12pb/scheduler.proto\x12\x14kvscout.scheduler.v1\x1a\fpb/bus.proto\"\xea\x05\n" +
+	"\x12pb/scheduler.proto\x12\x14kvscout.scheduler.v1\x1a\fpb/bus.proto\"\x82\x06\n" +
 	"\aRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x18\n" +
@@ -2029,7 +2167,8 @@ const file_pb_scheduler_proto_rawDesc = "" +
 	"\x03slo\x18\x10 \x01(\v2\x19.kvscout.scheduler.v1.SloR\x03slo\x12\x1a\n" +
 	"\bpriority\x18\x11 \x01(\x05R\bpriority\x124\n" +
 	"\x16expected_output_tokens\x18\x12 \x01(\rR\x14expectedOutputTokens\x12\x10\n" +
-	"\x03top\x18\x13 \x01(\rR\x03topB\b\n" +
+	"\x03top\x18\x13 \x01(\rR\x03top\x12\x16\n" +
+	"\x06tenant\x18\x14 \x01(\tR\x06tenantB\b\n" +
 	"\x06prompt\"\x1a\n" +
 	"\x06Tokens\x12\x10\n" +
 	"\x03ids\x18\x01 \x03(\rR\x03ids\"c\n" +
@@ -2080,7 +2219,7 @@ const file_pb_scheduler_proto_rawDesc = "" +
 	"\n" +
 	"prefill_ms\x18\x04 \x01(\x01R\tprefillMs\x12\x17\n" +
 	"\amiss_ms\x18\x05 \x01(\x01R\x06missMs\x12\x1b\n" +
-	"\tdecode_ms\x18\x06 \x01(\x01R\bdecodeMs\"\xe3\x02\n" +
+	"\tdecode_ms\x18\x06 \x01(\x01R\bdecodeMs\"\x9c\x03\n" +
 	"\tCandidate\x124\n" +
 	"\x06member\x18\x01 \x01(\v2\x1c.kvscout.scheduler.v1.MemberR\x06member\x12:\n" +
 	"\x06cached\x18\x02 \x01(\v2\".kvscout.scheduler.v1.CachedTokensR\x06cached\x12'\n" +
@@ -2089,7 +2228,15 @@ const file_pb_scheduler_proto_rawDesc = "" +
 	"\apicture\x18\x05 \x01(\v2\x1d.kvscout.scheduler.v1.PictureR\apicture\x12\x18\n" +
 	"\arunning\x18\x06 \x01(\rR\arunning\x12\x18\n" +
 	"\awaiting\x18\a \x01(\rR\awaiting\x12\x1e\n" +
-	"\vload_age_ms\x18\b \x01(\rR\tloadAgeMs\"\xe4\x01\n" +
+	"\vload_age_ms\x18\b \x01(\rR\tloadAgeMs\x127\n" +
+	"\tpull_from\x18\t \x01(\v2\x1a.kvscout.scheduler.v1.PeerR\bpullFrom\"\x94\x01\n" +
+	"\x04Peer\x124\n" +
+	"\x06member\x18\x01 \x01(\v2\x1c.kvscout.scheduler.v1.MemberR\x06member\x12\x16\n" +
+	"\x06tokens\x18\x02 \x01(\x04R\x06tokens\x12\x1f\n" +
+	"\vtransfer_ms\x18\x03 \x01(\x01R\n" +
+	"transferMs\x12\x1d\n" +
+	"\n" +
+	"prefill_ms\x18\x04 \x01(\x01R\tprefillMs\"\x9d\x03\n" +
 	"\aRanking\x12?\n" +
 	"\n" +
 	"candidates\x18\x01 \x03(\v2\x1f.kvscout.scheduler.v1.CandidateR\n" +
@@ -2098,7 +2245,13 @@ const file_pb_scheduler_proto_rawDesc = "" +
 	"\x06policy\x18\x03 \x01(\tR\x06policy\x12\x1a\n" +
 	"\bfallback\x18\x04 \x01(\tR\bfallback\x12#\n" +
 	"\rprompt_tokens\x18\x05 \x01(\x04R\fpromptTokens\x12'\n" +
-	"\x0fengine_priority\x18\x06 \x01(\x03R\x0eenginePriority\"F\n" +
+	"\x0fengine_priority\x18\x06 \x01(\x03R\x0eenginePriority\x127\n" +
+	"\x06decode\x18\a \x01(\v2\x1f.kvscout.scheduler.v1.CandidateR\x06decode\x124\n" +
+	"\x16expected_output_tokens\x18\b \x01(\x01R\x14expectedOutputTokens\x12\x1e\n" +
+	"\bslack_ms\x18\t \x01(\x01H\x00R\aslackMs\x88\x01\x01\x12\x1b\n" +
+	"\tqueued_ms\x18\n" +
+	" \x01(\x01R\bqueuedMsB\v\n" +
+	"\t_slack_ms\"F\n" +
 	"\vPickRequest\x127\n" +
 	"\arequest\x18\x01 \x01(\v2\x1d.kvscout.scheduler.v1.RequestR\arequest\"c\n" +
 	"\fPickResponse\x12\x1a\n" +
@@ -2124,7 +2277,7 @@ const file_pb_scheduler_proto_rawDesc = "" +
 	"\x0eReportResponse\x12\x14\n" +
 	"\x05known\x18\x01 \x01(\bR\x05known\"$\n" +
 	"\fFleetRequest\x12\x14\n" +
-	"\x05model\x18\x01 \x01(\tR\x05model\"\xc5\x06\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\"\xc7\a\n" +
 	"\vMemberState\x124\n" +
 	"\x06member\x18\x01 \x01(\v2\x1c.kvscout.scheduler.v1.MemberR\x06member\x127\n" +
 	"\apicture\x18\x02 \x01(\v2\x1d.kvscout.scheduler.v1.PictureR\apicture\x12\x16\n" +
@@ -2148,7 +2301,11 @@ const file_pb_scheduler_proto_rawDesc = "" +
 	"\x11reported_requests\x18\x12 \x01(\x04R\x10reportedRequests\x124\n" +
 	"\x16reported_prompt_tokens\x18\x13 \x01(\x04R\x14reportedPromptTokens\x124\n" +
 	"\x16reported_cached_tokens\x18\x14 \x01(\x04R\x14reportedCachedTokens\x126\n" +
-	"\x17predicted_cached_tokens\x18\x15 \x01(\x04R\x15predictedCachedTokensB\n" +
+	"\x17predicted_cached_tokens\x18\x15 \x01(\x04R\x15predictedCachedTokens\x12E\n" +
+	"\x06labels\x18\x16 \x03(\v2-.kvscout.scheduler.v1.MemberState.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\n" +
 	"\n" +
 	"\b_runningB\n" +
 	"\n" +
@@ -2190,7 +2347,7 @@ func file_pb_scheduler_proto_rawDescGZIP() []byte {
 }
 
 var file_pb_scheduler_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pb_scheduler_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_pb_scheduler_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_pb_scheduler_proto_goTypes = []any{
 	(Outcome)(0),           // 0: kvscout.scheduler.v1.Outcome
 	(*Request)(nil),        // 1: kvscout.scheduler.v1.Request
@@ -2205,19 +2362,21 @@ var file_pb_scheduler_proto_goTypes = []any{
 	(*CachedTokens)(nil),   // 10: kvscout.scheduler.v1.CachedTokens
 	(*Cost)(nil),           // 11: kvscout.scheduler.v1.Cost
 	(*Candidate)(nil),      // 12: kvscout.scheduler.v1.Candidate
-	(*Ranking)(nil),        // 13: kvscout.scheduler.v1.Ranking
-	(*PickRequest)(nil),    // 14: kvscout.scheduler.v1.PickRequest
-	(*PickResponse)(nil),   // 15: kvscout.scheduler.v1.PickResponse
-	(*ScoreRequest)(nil),   // 16: kvscout.scheduler.v1.ScoreRequest
-	(*ScoreResponse)(nil),  // 17: kvscout.scheduler.v1.ScoreResponse
-	(*ReportRequest)(nil),  // 18: kvscout.scheduler.v1.ReportRequest
-	(*ReportResponse)(nil), // 19: kvscout.scheduler.v1.ReportResponse
-	(*FleetRequest)(nil),   // 20: kvscout.scheduler.v1.FleetRequest
-	(*MemberState)(nil),    // 21: kvscout.scheduler.v1.MemberState
-	(*FleetResponse)(nil),  // 22: kvscout.scheduler.v1.FleetResponse
-	(*WatchRequest)(nil),   // 23: kvscout.scheduler.v1.WatchRequest
-	(*WatchResponse)(nil),  // 24: kvscout.scheduler.v1.WatchResponse
-	(Trust)(0),             // 25: kvscout.bus.v1.Trust
+	(*Peer)(nil),           // 13: kvscout.scheduler.v1.Peer
+	(*Ranking)(nil),        // 14: kvscout.scheduler.v1.Ranking
+	(*PickRequest)(nil),    // 15: kvscout.scheduler.v1.PickRequest
+	(*PickResponse)(nil),   // 16: kvscout.scheduler.v1.PickResponse
+	(*ScoreRequest)(nil),   // 17: kvscout.scheduler.v1.ScoreRequest
+	(*ScoreResponse)(nil),  // 18: kvscout.scheduler.v1.ScoreResponse
+	(*ReportRequest)(nil),  // 19: kvscout.scheduler.v1.ReportRequest
+	(*ReportResponse)(nil), // 20: kvscout.scheduler.v1.ReportResponse
+	(*FleetRequest)(nil),   // 21: kvscout.scheduler.v1.FleetRequest
+	(*MemberState)(nil),    // 22: kvscout.scheduler.v1.MemberState
+	(*FleetResponse)(nil),  // 23: kvscout.scheduler.v1.FleetResponse
+	(*WatchRequest)(nil),   // 24: kvscout.scheduler.v1.WatchRequest
+	(*WatchResponse)(nil),  // 25: kvscout.scheduler.v1.WatchResponse
+	nil,                    // 26: kvscout.scheduler.v1.MemberState.LabelsEntry
+	(Trust)(0),             // 27: kvscout.bus.v1.Trust
 }
 var file_pb_scheduler_proto_depIdxs = []int32{
 	5,  // 0: kvscout.scheduler.v1.Request.items:type_name -> kvscout.scheduler.v1.MultimodalItem
@@ -2227,36 +2386,40 @@ var file_pb_scheduler_proto_depIdxs = []int32{
 	6,  // 4: kvscout.scheduler.v1.Request.candidates:type_name -> kvscout.scheduler.v1.MemberRef
 	6,  // 5: kvscout.scheduler.v1.Request.exclude:type_name -> kvscout.scheduler.v1.MemberRef
 	7,  // 6: kvscout.scheduler.v1.Request.slo:type_name -> kvscout.scheduler.v1.Slo
-	25, // 7: kvscout.scheduler.v1.Picture.trust:type_name -> kvscout.bus.v1.Trust
+	27, // 7: kvscout.scheduler.v1.Picture.trust:type_name -> kvscout.bus.v1.Trust
 	8,  // 8: kvscout.scheduler.v1.Candidate.member:type_name -> kvscout.scheduler.v1.Member
 	10, // 9: kvscout.scheduler.v1.Candidate.cached:type_name -> kvscout.scheduler.v1.CachedTokens
 	11, // 10: kvscout.scheduler.v1.Candidate.cost:type_name -> kvscout.scheduler.v1.Cost
 	9,  // 11: kvscout.scheduler.v1.Candidate.picture:type_name -> kvscout.scheduler.v1.Picture
-	12, // 12: kvscout.scheduler.v1.Ranking.candidates:type_name -> kvscout.scheduler.v1.Candidate
-	1,  // 13: kvscout.scheduler.v1.PickRequest.request:type_name -> kvscout.scheduler.v1.Request
-	13, // 14: kvscout.scheduler.v1.PickResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
-	1,  // 15: kvscout.scheduler.v1.ScoreRequest.request:type_name -> kvscout.scheduler.v1.Request
-	13, // 16: kvscout.scheduler.v1.ScoreResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
-	0,  // 17: kvscout.scheduler.v1.ReportRequest.outcome:type_name -> kvscout.scheduler.v1.Outcome
-	8,  // 18: kvscout.scheduler.v1.MemberState.member:type_name -> kvscout.scheduler.v1.Member
-	9,  // 19: kvscout.scheduler.v1.MemberState.picture:type_name -> kvscout.scheduler.v1.Picture
-	21, // 20: kvscout.scheduler.v1.FleetResponse.members:type_name -> kvscout.scheduler.v1.MemberState
-	22, // 21: kvscout.scheduler.v1.WatchResponse.fleet:type_name -> kvscout.scheduler.v1.FleetResponse
-	14, // 22: kvscout.scheduler.v1.Scheduler.Pick:input_type -> kvscout.scheduler.v1.PickRequest
-	16, // 23: kvscout.scheduler.v1.Scheduler.Score:input_type -> kvscout.scheduler.v1.ScoreRequest
-	18, // 24: kvscout.scheduler.v1.Scheduler.Report:input_type -> kvscout.scheduler.v1.ReportRequest
-	20, // 25: kvscout.scheduler.v1.Scheduler.Fleet:input_type -> kvscout.scheduler.v1.FleetRequest
-	23, // 26: kvscout.scheduler.v1.Scheduler.Watch:input_type -> kvscout.scheduler.v1.WatchRequest
-	15, // 27: kvscout.scheduler.v1.Scheduler.Pick:output_type -> kvscout.scheduler.v1.PickResponse
-	17, // 28: kvscout.scheduler.v1.Scheduler.Score:output_type -> kvscout.scheduler.v1.ScoreResponse
-	19, // 29: kvscout.scheduler.v1.Scheduler.Report:output_type -> kvscout.scheduler.v1.ReportResponse
-	22, // 30: kvscout.scheduler.v1.Scheduler.Fleet:output_type -> kvscout.scheduler.v1.FleetResponse
-	24, // 31: kvscout.scheduler.v1.Scheduler.Watch:output_type -> kvscout.scheduler.v1.WatchResponse
-	27, // [27:32] is the sub-list for method output_type
-	22, // [22:27] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	13, // 12: kvscout.scheduler.v1.Candidate.pull_from:type_name -> kvscout.scheduler.v1.Peer
+	8,  // 13: kvscout.scheduler.v1.Peer.member:type_name -> kvscout.scheduler.v1.Member
+	12, // 14: kvscout.scheduler.v1.Ranking.candidates:type_name -> kvscout.scheduler.v1.Candidate
+	12, // 15: kvscout.scheduler.v1.Ranking.decode:type_name -> kvscout.scheduler.v1.Candidate
+	1,  // 16: kvscout.scheduler.v1.PickRequest.request:type_name -> kvscout.scheduler.v1.Request
+	14, // 17: kvscout.scheduler.v1.PickResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
+	1,  // 18: kvscout.scheduler.v1.ScoreRequest.request:type_name -> kvscout.scheduler.v1.Request
+	14, // 19: kvscout.scheduler.v1.ScoreResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
+	0,  // 20: kvscout.scheduler.v1.ReportRequest.outcome:type_name -> kvscout.scheduler.v1.Outcome
+	8,  // 21: kvscout.scheduler.v1.MemberState.member:type_name -> kvscout.scheduler.v1.Member
+	9,  // 22: kvscout.scheduler.v1.MemberState.picture:type_name -> kvscout.scheduler.v1.Picture
+	26, // 23: kvscout.scheduler.v1.MemberState.labels:type_name -> kvscout.scheduler.v1.MemberState.LabelsEntry
+	22, // 24: kvscout.scheduler.v1.FleetResponse.members:type_name -> kvscout.scheduler.v1.MemberState
+	23, // 25: kvscout.scheduler.v1.WatchResponse.fleet:type_name -> kvscout.scheduler.v1.FleetResponse
+	15, // 26: kvscout.scheduler.v1.Scheduler.Pick:input_type -> kvscout.scheduler.v1.PickRequest
+	17, // 27: kvscout.scheduler.v1.Scheduler.Score:input_type -> kvscout.scheduler.v1.ScoreRequest
+	19, // 28: kvscout.scheduler.v1.Scheduler.Report:input_type -> kvscout.scheduler.v1.ReportRequest
+	21, // 29: kvscout.scheduler.v1.Scheduler.Fleet:input_type -> kvscout.scheduler.v1.FleetRequest
+	24, // 30: kvscout.scheduler.v1.Scheduler.Watch:input_type -> kvscout.scheduler.v1.WatchRequest
+	16, // 31: kvscout.scheduler.v1.Scheduler.Pick:output_type -> kvscout.scheduler.v1.PickResponse
+	18, // 32: kvscout.scheduler.v1.Scheduler.Score:output_type -> kvscout.scheduler.v1.ScoreResponse
+	20, // 33: kvscout.scheduler.v1.Scheduler.Report:output_type -> kvscout.scheduler.v1.ReportResponse
+	23, // 34: kvscout.scheduler.v1.Scheduler.Fleet:output_type -> kvscout.scheduler.v1.FleetResponse
+	25, // 35: kvscout.scheduler.v1.Scheduler.Watch:output_type -> kvscout.scheduler.v1.WatchResponse
+	31, // [31:36] is the sub-list for method output_type
+	26, // [26:31] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_pb_scheduler_proto_init() }
@@ -2278,15 +2441,16 @@ func file_pb_scheduler_proto_init() {
 		(*MemberRef_Pod)(nil),
 		(*MemberRef_Address)(nil),
 	}
-	file_pb_scheduler_proto_msgTypes[17].OneofWrappers = []any{}
-	file_pb_scheduler_proto_msgTypes[20].OneofWrappers = []any{}
+	file_pb_scheduler_proto_msgTypes[13].OneofWrappers = []any{}
+	file_pb_scheduler_proto_msgTypes[18].OneofWrappers = []any{}
+	file_pb_scheduler_proto_msgTypes[21].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pb_scheduler_proto_rawDesc), len(file_pb_scheduler_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   24,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

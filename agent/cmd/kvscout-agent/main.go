@@ -9,10 +9,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math"
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -111,6 +113,7 @@ func parse(args []string, getenv func(string) string, out io.Writer) (agent.Conf
 	fs.StringVar(&cfg.PodUID, "pod-uid", cfg.PodUID, "`id` of the pod, unique in its namespace; empty: its name")
 	fs.StringVar(&cfg.PodIP, "pod-ip", cfg.PodIP, "IP `address` of the pod, to make -address of")
 	fs.StringVar(&cfg.Address, "address", cfg.Address, "`host:port` that requests are sent to; empty: the engine's port on -pod-ip, else -engine")
+	fs.Var((*labels)(&cfg.Labels), "label", "`key=value` to announce with the member, or several with commas between; may be repeated; kvscout.role, kvscout.workload and kvscout.gpu have a meaning")
 	fs.StringVar(&cfg.StateDir, "state-dir", cfg.StateDir, "`folder`, an emptyDir of the pod, for a file that lets an agent which restarts alone go on where it was; empty: none")
 	fs.DurationVar(&cfg.Audit, "audit", cfg.Audit, "`time` between two one-token requests to an idle engine that check whether a prefix believed held really is; each evicts at most two of the least used blocks; 0: none")
 	fs.StringVar(&cfg.Listen, "listen", cfg.Listen, "`host:port` for /healthz, /readyz and /metrics; empty: none")
@@ -174,4 +177,29 @@ func version() string {
 		return info.Main.Version
 	}
 	return "unknown"
+}
+
+// labels are key=value pairs.
+type labels map[string]string
+
+func (l *labels) String() string {
+	var pairs []string
+	for _, key := range slices.Sorted(maps.Keys(*l)) {
+		pairs = append(pairs, key+"="+(*l)[key])
+	}
+	return strings.Join(pairs, ",")
+}
+
+func (l *labels) Set(text string) error {
+	for pair := range strings.SplitSeq(text, ",") {
+		key, value, ok := strings.Cut(pair, "=")
+		if !ok || key == "" {
+			return fmt.Errorf("%.80q is not key=value", pair)
+		}
+		if *l == nil {
+			*l = make(labels)
+		}
+		(*l)[key] = value
+	}
+	return nil
 }

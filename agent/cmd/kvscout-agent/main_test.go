@@ -3,20 +3,25 @@ package main
 import (
 	"bytes"
 	"context"
+	"maps"
 	"strings"
 	"testing"
 	"time"
 )
 
 func TestParse(t *testing.T) {
-	env := map[string]string{"KVSCOUT_POOL": "blue", "KVSCOUT_HEARTBEAT": "2s", "KVSCOUT_NATS": "nats://env:4222"}
+	env := map[string]string{"KVSCOUT_POOL": "blue", "KVSCOUT_HEARTBEAT": "2s", "KVSCOUT_NATS": "nats://env:4222",
+		"KVSCOUT_LABEL": "kvscout.role=decode,zone=a"}
 	var out bytes.Buffer
-	cfg, err := parse([]string{"-nats", "nats://flag:4222", "-events", "tcp://*:5557", "-events-mode", "bind"}, func(k string) string { return env[k] }, &out)
+	cfg, err := parse([]string{"-nats", "nats://flag:4222", "-events", "tcp://*:5557", "-events-mode", "bind", "-label", "zone=b=c"}, func(k string) string { return env[k] }, &out)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if cfg.NATSURL != "nats://flag:4222" || cfg.Pool != "blue" || cfg.Heartbeat != 2*time.Second || !cfg.EventsBind || cfg.Engine != "http://127.0.0.1:8000" {
 		t.Errorf("%+v", cfg)
+	}
+	if want := map[string]string{"kvscout.role": "decode", "zone": "b=c"}; !maps.Equal(cfg.Labels, want) {
+		t.Errorf("labels %v, want %v", cfg.Labels, want)
 	}
 }
 
@@ -25,6 +30,7 @@ func TestWrongUsage(t *testing.T) {
 	for _, args := range [][]string{
 		{}, {"-nats", "localhost"}, {"-nats", "nats://x", "more"}, {"-nats", "nats://x", "-events-mode", "guess"},
 		{"-nats", "nats://x", "-log-format", "xml"}, {"-nats", "nats://x", "-log-level", "loud"}, {"-nats", "nats://x", "-heartbeat", "1ns"}, {"-what"},
+		{"-nats", "nats://x", "-label", "role"}, {"-nats", "nats://x", "-label", "kvscout.role=cook"},
 	} {
 		var out bytes.Buffer
 		if code := run(t.Context(), args, none, &out); code != 2 || out.Len() == 0 {

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -47,6 +48,44 @@ type Info struct {
 	BlockSize              int // 0: not known
 	Blocks                 uint64
 	MaxModelLen            int
+	// Labels as given to the agent; not to be changed.
+	Labels map[string]string
+}
+
+// Labels with a meaning.
+const (
+	// RoleLabel: prefill, decode or both.
+	RoleLabel = "kvscout.role"
+	// WorkloadLabel: kind/name of what the pod belongs to, like Deployment/llama.
+	WorkloadLabel = "kvscout.workload"
+	// GPULabel: the kind of accelerator.
+	GPULabel = "kvscout.gpu"
+)
+
+// Role says for which part of a request a member is there.
+type Role uint8
+
+const (
+	// Both, also where no role is said.
+	Both Role = iota
+	// Prefill: computes prompts for members that decode.
+	Prefill
+	// Decode: decodes, and computes what it must itself.
+	Decode
+)
+
+// Role of the member.
+func (i *Info) Role() Role {
+	if i.Labels == nil {
+		return Both
+	}
+	switch i.Labels[RoleLabel] {
+	case "prefill":
+		return Prefill
+	case "decode":
+		return Decode
+	}
+	return Both
 }
 
 // Adapter is a LoRA adapter that a member serves.
@@ -64,7 +103,8 @@ func (i *Info) equal(o *Info) bool {
 	return i.Name == o.Name && i.Namespace == o.Namespace && i.Pod == o.Pod && i.PodUID == o.PodUID &&
 		i.Rank == o.Rank && i.Address == o.Address && i.Engine == o.Engine && i.EngineVersion == o.EngineVersion &&
 		i.Root == o.Root && i.BlockSize == o.BlockSize && i.Blocks == o.Blocks && i.MaxModelLen == o.MaxModelLen &&
-		slices.Equal(i.Models, o.Models) && slices.Equal(i.Adapters, o.Adapters)
+		slices.Equal(i.Models, o.Models) && slices.Equal(i.Adapters, o.Adapters) &&
+		maps.Equal(i.Labels, o.Labels)
 }
 
 // Load is one sample of an engine's state.

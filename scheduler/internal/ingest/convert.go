@@ -15,6 +15,7 @@ func infoOf(i *pb.MemberInfo) fleet.Info {
 		Models: i.GetModels(), Root: i.GetRoot(),
 		BlockSize: int(i.GetBlockSize()), Blocks: i.GetBlocks(),
 		MaxModelLen: int(min(i.GetMaxModelLen(), math.MaxInt32)),
+		Labels:      i.GetLabels(),
 	}
 	for _, a := range i.GetAdapters() {
 		info.Adapters = append(info.Adapters, fleet.Adapter{Name: a.GetName(), Root: a.GetRoot()})

@@ -108,6 +108,7 @@ func (s *Service) memberState(view *fleet.View, m *fleet.Member, now time.Time) 
 	}
 	setMember(st.Member, m)
 	s.setPicture(st.Picture, m, now)
+	st.Labels = m.Info.Labels
 	for _, a := range m.Info.Adapters {
 		st.Adapters = append(st.Adapters, a.Name)
 	}

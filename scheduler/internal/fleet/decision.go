@@ -31,6 +31,22 @@ type Choice struct {
 	FirstTokenMS float64
 	// Cached is the number of prompt tokens predicted as cached.
 	Cached uint64
+	// Share of the member that the request takes until its end; 0: not known.
+	Share float64
+	// EndMS is the predicted time to the end. Where nobody reports, slot and
+	// share are charged so long; 0: no longer than the prefill is believed.
+	EndMS float64
+	// Decode is another member that decodes what Member prefills, and is
+	// charged a slot; nil: Member does both.
+	Decode *Member
+	// Asked comes back with the reports.
+	Asked Asked
+}
+
+// Asked is what a request was, for whoever learns from its end.
+type Asked struct {
+	Model, Tenant string
+	PromptTokens  int
 }
 
 // Outcome of a decision.
@@ -77,6 +93,10 @@ type decision struct {
 	prefillMS  float64
 	cached     uint64
 	session    uint64 // 0: none
+	share      float64
+	end        time.Time // until which it is charged unreported; zero: not known
+	asked      Asked
+	mate       *decision // on the member that decodes; nil: none
 	deadline   time.Time
 	index      int       // in the heap of deadlines
 	prev, next *decision // in the ledger of its member
@@ -117,8 +137,16 @@ func (o *decisions) postpone(d *decision, deadline time.Time) {
 // dropMember forgets all decisions on a member.
 func (o *decisions) dropMember(s *slot) {
 	for _, d := range o.byID {
-		if d.slot == s {
-			o.drop(d)
+		if d.slot != s {
+			continue
+		}
+		o.drop(d)
+		if m := d.mate; m != nil && o.byID[m.id] == m && m.slot != s {
+			o.drop(m)
+			if m.charges() {
+				m.slot.ledger.remove(m, false)
+				m.slot.ledger.publish(m.slot.member, time.Time{})
+			}
 		}
 	}
 	s.ledger = ledger{sum: Reserved{Last: s.ledger.sum.Last}}
@@ -160,6 +188,10 @@ func (f *Fleet) Decide(session string, now time.Time, choose func(last ID, known
 		patience = longestPrefill
 	}
 	d.deadline = now.Add(min(patience, longestPrefill))
+	d.share, d.asked = finite(c.Share), c.Asked
+	if ms := finite(c.EndMS); ms > 0 {
+		d.end = now.Add(min(time.Duration(min(ms, 1e9)*float64(time.Millisecond)), longestDecision))
+	}
 	if c.Session != "" {
 		d.session = maphash.String(f.sessions.seed, c.Session)
 		f.sessions.setHash(d.session, c.Member.ID)
@@ -169,18 +201,39 @@ func (f *Fleet) Decide(session string, now time.Time, choose func(last ID, known
 	s.ledger.add(d)
 	s.ledger.sum.Last = f.stats.Decided
 	s.ledger.publish(s.member, now)
+	if c.Decode != nil && c.Decode.ID != c.Member.ID {
+		f.pairLocked(d, c.Decode, now)
+	}
 	return d.id, true
+}
+
+// pairLocked charges a slot to the member that decodes. One that left
+// meanwhile is not charged: the caller hears of it from its engine.
+func (f *Fleet) pairLocked(d *decision, m *Member, now time.Time) {
+	s := f.slotLocked(m.ID)
+	if s == nil || s.member.account != m.account {
+		return
+	}
+	d.mate = &decision{slot: s, phase: decoding, at: now, end: d.end, deadline: now.Add(longestDecision)}
+	if !d.end.IsZero() {
+		d.mate.deadline = d.end
+	}
+	f.open.add(d.mate)
+	s.ledger.add(d.mate)
+	s.ledger.sum.Last = f.stats.Decided
+	s.ledger.publish(s.member, now)
 }
 
 // Report tells what became of a decision: the first token frees the tokens, an
 // end frees the slot as well. Naming another member moves what is left there.
-// It returns false if the decision is not, or no longer, known.
-func (f *Fleet) Report(r Report, now time.Time) bool {
+// It returns what was asked, and false if the decision is not, or no longer,
+// known.
+func (f *Fleet) Report(r Report, now time.Time) (Asked, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	d, ok := f.open.byID[r.Decision]
 	if !ok {
-		return false
+		return Asked{}, false
 	}
 	f.moveLocked(d, r.Member, now)
 	if r.Counts && !d.counted {
@@ -193,17 +246,26 @@ func (f *Fleet) Report(r Report, now time.Time) bool {
 			d.slot.ledger.computed(d)
 			d.slot.ledger.publish(d.slot.member, now)
 		}
+		if d.mate != nil && d.charges() {
+			// The member that prefilled is done, the one that decodes goes on.
+			d.slot.ledger.remove(d, true)
+			d.slot.ledger.publish(d.slot.member, now)
+			d.phase = silent
+		}
 		f.open.postpone(d, now.Add(longestDecision))
+		if d.mate != nil && f.open.byID[d.mate.id] == d.mate {
+			f.open.postpone(d.mate, now.Add(longestDecision))
+		}
 	case Finished, Failed, Cancelled:
 		f.endLocked(d, now, true)
 	}
-	return true
+	return d.asked, true
 }
 
 // moveLocked charges the decision to the member that really serves it. A name
 // that nobody has leaves it where it is not: nobody is charged.
 func (f *Fleet) moveLocked(d *decision, name string, now time.Time) {
-	if name == "" || name == d.slot.member.Info.Name {
+	if name == "" || name == d.slot.member.Info.Name || d.mate != nil && name == d.mate.slot.member.Info.Name {
 		return
 	}
 	was := d.phase
@@ -247,6 +309,9 @@ func (f *Fleet) endLocked(d *decision, now time.Time, ended bool) {
 		d.slot.ledger.remove(d, ended)
 		d.slot.ledger.publish(d.slot.member, now)
 	}
+	if d.mate != nil && f.open.byID[d.mate.id] == d.mate {
+		f.endLocked(d.mate, now, ended)
+	}
 }
 
 // quietLocked takes the charge off a decision and keeps it for a late report.
@@ -265,7 +330,12 @@ func (f *Fleet) expireLocked(now time.Time) {
 			continue
 		}
 		f.stats.Expired++
-		f.quietLocked(d)
+		if d.mate == nil && d.end.After(now) {
+			d.slot.ledger.computed(d)
+			f.open.postpone(d, d.end)
+		} else {
+			f.quietLocked(d)
+		}
 		d.slot.ledger.publish(d.slot.member, now)
 	}
 }

@@ -18,8 +18,9 @@ type Reserved struct {
 	// Unseen requests came after the load sample, Ended are those that it
 	// still contains though they were reported done.
 	Unseen, Ended int
-	// Open requests in all, seen or not.
-	Open int
+	// Open requests in all, seen or not, and the sum of their shares.
+	Open  int
+	Share float64
 	// Last is the number of the decision that chose the member last, counted
 	// over the fleet; 0: none.
 	Last uint64
@@ -84,6 +85,7 @@ func (l *ledger) add(d *decision) {
 	}
 	l.last = d
 	l.sum.Open++
+	l.sum.Share += d.share
 	l.sum.Unseen++
 	if d.phase == prefilling {
 		l.sum.Prefills++
@@ -108,6 +110,10 @@ func (l *ledger) remove(d *decision, ended bool) {
 	}
 	d.prev, d.next = nil, nil
 	l.sum.Open--
+	l.sum.Share -= d.share
+	if l.sum.Open == 0 {
+		l.sum.Share = 0 // no rounding is left behind
+	}
 	switch {
 	case !d.seen:
 		l.sum.Unseen--

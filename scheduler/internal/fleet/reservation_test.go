@@ -35,7 +35,7 @@ func TestFirstTokenFreesTokensAndKeepsTheSlot(t *testing.T) {
 	if r := reserved(f, ids[0]); r.Tokens != 1000 || r.Open != 1 || r.Unseen != 1 || r.Last != 1 {
 		t.Fatalf("after a decision: %+v", r)
 	}
-	if !f.Report(Report{Decision: d, Outcome: FirstToken}, after(time.Second)) {
+	if _, ok := f.Report(Report{Decision: d, Outcome: FirstToken}, after(time.Second)); !ok {
 		t.Fatal("the decision is not known")
 	}
 	if r := reserved(f, ids[0]); r.Tokens != 0 || r.Wait(t0) != 0 || r.Open != 1 || r.Unseen != 1 {
@@ -45,7 +45,7 @@ func TestFirstTokenFreesTokensAndKeepsTheSlot(t *testing.T) {
 	if r := reserved(f, ids[0]); r.Open != 0 || r.Unseen != 0 {
 		t.Fatalf("after the end: %+v", r)
 	}
-	if f.Report(Report{Decision: d, Outcome: Finished}, after(2*time.Second)) {
+	if _, ok := f.Report(Report{Decision: d, Outcome: Finished}, after(2*time.Second)); ok {
 		t.Fatal("a closed decision is still known")
 	}
 }
@@ -188,7 +188,7 @@ func TestNewEpochVoidsReservations(t *testing.T) {
 	if r := reserved(f, ids[0]); r.Open != 0 || r.Tokens != 0 {
 		t.Fatalf("the next epoch: %+v", r)
 	}
-	if f.Report(Report{Decision: d, Outcome: Finished}, t0) {
+	if _, ok := f.Report(Report{Decision: d, Outcome: Finished}, t0); ok {
 		t.Fatal("a void decision is still known")
 	}
 }

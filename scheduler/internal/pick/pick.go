@@ -126,7 +126,8 @@ func (p *Picker) Report(r Report, now time.Time) bool {
 	if r.PromptTokens != nil && r.CachedTokens != nil {
 		report.Counts, report.PromptTokens, report.Cached = true, *r.PromptTokens, *r.CachedTokens
 	}
-	return p.fleet.Report(report, now)
+	_, known := p.fleet.Report(report, now)
+	return known
 }
 
 // Tick learns from the load samples that have come, and drops predictions that

@@ -22,8 +22,10 @@ type Decision uint64
 // Choice is what a decision charges to a member.
 type Choice struct {
 	Member *Member
-	// Session whose last member this becomes; may be empty.
+	// Session whose last member this becomes; may be empty. Then Mark is what
+	// the conversation can be recognised by; 0: nothing.
 	Session string
+	Mark    uint64
 	// Uncached tokens to compute, and how long that takes.
 	Uncached  uint64
 	PrefillMS float64
@@ -192,8 +194,13 @@ func (f *Fleet) Decide(session string, now time.Time, choose func(last ID, known
 	if ms := finite(c.EndMS); ms > 0 {
 		d.end = now.Add(min(time.Duration(min(ms, 1e9)*float64(time.Millisecond)), longestDecision))
 	}
-	if c.Session != "" {
+	switch {
+	case c.Session != "":
 		d.session = maphash.String(f.sessions.seed, c.Session)
+	case c.Mark != 0:
+		d.session = f.sessions.hash(c.Mark)
+	}
+	if d.session != 0 {
 		f.sessions.setHash(d.session, c.Member.ID)
 	}
 	f.open.add(d)
@@ -222,6 +229,19 @@ func (f *Fleet) pairLocked(d *decision, m *Member, now time.Time) {
 	s.ledger.add(d.mate)
 	s.ledger.sum.Last = f.stats.Decided
 	s.ledger.publish(s.member, now)
+}
+
+// Recall returns the last member of the conversation that has the first of
+// these marks that anyone has.
+func (f *Fleet) Recall(marks []uint64) (ID, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, m := range marks {
+		if id, ok := f.sessions.lastOf(f.sessions.hash(m)); ok {
+			return id, true
+		}
+	}
+	return 0, false
 }
 
 // Report tells what became of a decision: the first token frees the tokens, an

@@ -2,9 +2,9 @@ package fleet
 
 import "hash/maphash"
 
-// sessions remembers the last member of each session, the longest unused
-// going first at the bound. It keeps a hash of the session's name, so that
-// callers cannot make it large by long names.
+// sessions remembers the last member of each session, and of each conversation
+// without a name, the longest unused going first at the bound. It keeps hashes,
+// so that callers cannot make it large by long names, nor choose where two meet.
 type sessions struct {
 	seed  maphash.Seed
 	limit int
@@ -32,12 +32,19 @@ func (s *sessions) last(name string) (ID, bool) {
 	if name == "" {
 		return 0, false
 	}
-	i, ok := s.at[maphash.String(s.seed, name)]
+	return s.lastOf(maphash.String(s.seed, name))
+}
+
+func (s *sessions) lastOf(hash uint64) (ID, bool) {
+	i, ok := s.at[hash]
 	if !ok {
 		return 0, false
 	}
 	return s.ring[i].member, true
 }
+
+// hash of what a conversation without a name is recognised by.
+func (s *sessions) hash(mark uint64) uint64 { return maphash.Comparable(s.seed, mark) }
 
 func (s *sessions) setHash(h uint64, m ID) {
 	i, ok := s.at[h]

@@ -2,6 +2,7 @@ package intake
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -489,5 +490,36 @@ func wait(t *testing.T, holds func() bool) {
 		if time.Now().After(end) {
 			t.Fatal("waited in vain")
 		}
+	}
+}
+
+func TestBeginningOfAPromptThatIsText(t *testing.T) {
+	i := New(Config{})
+	t.Cleanup(i.Close)
+	quoted := func(s string) string { q, _ := json.Marshal(s); return string(q) }
+	long := strings.Repeat("é\n\"x😀", 5000)
+	for name, c := range map[string]struct{ body, want string }{
+		"short":          {`{"model":"m","prompt":"h\u00e9llo"}`, "héllo"},
+		"long":           {`{"prompt":` + quoted(long) + `}`, long[:2000]},
+		"long, escaped":  {`{"prompt":"` + strings.Repeat(`\ud83d\ude00`, 2000) + `"}`, strings.Repeat("😀", 1000)},
+		"first of two":   {`{"prompt":["one","two"]}`, "one"},
+		"chat":           {`{"messages":[{"role":"user","content":"x"}]}`, `[{"role":"user","content":"x"}]`},
+		"ids have none":  {`{"prompt":[1,2,3]}`, ""},
+		"embeds of none": {`{"prompt_embeds":"x"}`, ""},
+	} {
+		p, err := i.Body(t.Context(), Request{Model: "m"}, []byte(c.body))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if !strings.HasPrefix(p.Beginning, c.want) || (p.Beginning == "") != (c.want == "") || len(p.Beginning) > maxBeginning+12 {
+			t.Errorf("%s: %.60q", name, p.Beginning)
+		}
+		if p.Beginning != "" && p.Tokens != nil {
+			t.Errorf("%s: tokens without an engine", name)
+		}
+	}
+	p, err := i.Text(t.Context(), Request{Model: "m"}, long)
+	if err != nil || !strings.HasPrefix(p.Beginning, long[:2000]) || len(p.Beginning) > maxBeginning {
+		t.Errorf("text: %v, %d bytes", err, len(p.Beginning))
 	}
 }

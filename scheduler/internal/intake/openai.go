@@ -134,6 +134,35 @@ func (b *body) parsePrompt(prompt []byte) error {
 	return nil
 }
 
+// maxBeginning bytes hold 1,000 characters however they are written.
+const maxBeginning = 12 << 10
+
+// beginning is that of the messages as they stand there, or of the prompt if it
+// is text.
+func (b *body) beginning() string {
+	if m := b.field("messages"); m != nil {
+		return string(m[:min(len(m), maxBeginning)])
+	}
+	p := b.field("prompt")
+	if len(p) == 0 || p[0] != '"' {
+		return ""
+	}
+	if len(p) <= maxBeginning {
+		return text(p)
+	}
+	at := 1
+	for at < maxBeginning {
+		if p[at] != '\\' {
+			at++
+		} else if p[at+1] == 'u' {
+			at += 6
+		} else {
+			at += 2
+		}
+	}
+	return text(append(p[:at:at], '"'))
+}
+
 // replace gives a field of the body another value.
 func (b *body) replace(name string, value []byte) {
 	at := b.fields[name]

@@ -31,6 +31,9 @@ type Prompt struct {
 	BlockSize int
 	// Length of the prompt in tokens; 0: not known.
 	Length int
+	// Beginning of a prompt that is text, at least its first 1,000 characters:
+	// of a chat that of the JSON of its messages.
+	Beginning string
 	// Note says what the caller should know of the answer; mostly empty.
 	Note string
 	// Fallback says why there are neither tokens nor keys.
@@ -109,7 +112,7 @@ func (i *Intake) Text(ctx context.Context, r Request, text string) (Prompt, erro
 	if err := noItems(r); err != nil {
 		return Prompt{}, err
 	}
-	return i.resolve(ctx, Prompt{Request: r}, textDocument(r.Model, text))
+	return i.resolve(ctx, Prompt{Request: r, Beginning: text[:min(len(text), maxBeginning)]}, textDocument(r.Model, text))
 }
 
 // Chat takes the messages of a chat completion, and further fields of its
@@ -143,7 +146,7 @@ func (i *Intake) body(ctx context.Context, r Request, body []byte) (Prompt, erro
 	}
 	r.Model = cmp.Or(r.Model, b.model)
 	r.Salt = cmp.Or(r.Salt, b.salt)
-	p := Prompt{Request: r, Note: b.note}
+	p := Prompt{Request: r, Note: b.note, Beginning: b.beginning()}
 	switch {
 	case b.why != "":
 		i.counts.unresolved.Add(1)

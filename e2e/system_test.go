@@ -287,13 +287,16 @@ func TestWithoutTokensLoadDecidesAndSaysSo(t *testing.T) {
 	for _, s := range list {
 		p.untilMember(s.id, "have an address", func(m *pb.MemberState) bool { return m.GetMember().GetAddress() == nobody })
 	}
-	for name, r := range map[string]*pb.Request{
-		"text": {Prompt: &pb.Request_Text{Text: "a secret"}},
-		"chat": p.chatRequest(chat("a secret", "a secret")),
-		"none": {},
+	for name, c := range map[string]struct {
+		request *pb.Request
+		instead string
+	}{
+		"text": {&pb.Request{Prompt: &pb.Request_Text{Text: "a secret"}}, "by the beginning of the prompt"},
+		"chat": {p.chatRequest(chat("a secret", "a secret")), "by the beginning of the prompt"},
+		"none": {&pb.Request{}, "load only"},
 	} {
-		ranking := p.pick(r).GetRanking()
-		if f := ranking.GetFallback(); !strings.Contains(f, "load only") || strings.Contains(f, "secret") {
+		ranking := p.pick(c.request).GetRanking()
+		if f := ranking.GetFallback(); !strings.Contains(f, c.instead) || strings.Contains(f, "secret") {
 			t.Errorf("%s: fallback %q", name, f)
 		}
 		if first := ranking.GetCandidates()[0].GetMember().GetId(); first != list[1].id {

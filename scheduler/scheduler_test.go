@@ -230,7 +230,7 @@ func TestCompleteSystem(t *testing.T) {
 	}
 	_, page := get(t, s, "/metrics")
 	for _, want := range []string{
-		`kvscout_scheduler_decisions_total{kvscout_fallback="true",kvscout_method="pick",kvscout_policy="default"} 1`,
+		`kvscout_scheduler_decisions_total{kvscout_fallback="true",kvscout_method="pick",kvscout_policy="least-requests"} 1`,
 		`kvscout_scheduler_decision_duration_seconds_count{kvscout_method="pick"} 1`,
 		`kvscout_scheduler_members{kvscout_trust="exact"} 1`, `kvscout_scheduler_members{kvscout_trust="syncing"} 0`,
 		`kvscout_scheduler_index_blocks 3`, `kvscout_scheduler_ready 1`, `kvscout_scheduler_index_bytes `,

@@ -20,7 +20,10 @@ type work struct {
 	round      policy.Round
 	scores     []float64
 	order      []int32
-	misfits    int // candidates with blocks of another size than the keys'
+	marks      []uint64 // where a conversation may have ended before
+	mark       uint64   // by which this one can be recognised; 0: none
+	texts      []uint64 // keys of the prompt's beginnings
+	misfits    int      // candidates with blocks of another size than the keys'
 	gauges     bool
 	best       int
 	near       int // candidates whose score is as good as the best
@@ -50,6 +53,7 @@ func (w *work) release() {
 	}
 	w.scopes = w.scopes[:0]
 	w.misfits = 0
+	w.texts = w.texts[:0]
 }
 
 // filter collects who may serve the request.

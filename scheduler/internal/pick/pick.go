@@ -42,16 +42,19 @@ type Picker struct {
 	seed     uint64
 	turn     atomic.Uint64
 	scratch  sync.Pool // of *work
+	policies policies
 	forecast forecast
+	seen     seen
 	speeds   speeds
+	left     [policy.LeftReasons]atomic.Uint64
 }
 
 // New returns a Picker, or an error if there is no such policy.
 func New(cfg Config) (*Picker, error) {
-	if _, err := policy.Named(cfg.Policy); err != nil {
+	p := &Picker{fleet: cfg.Fleet, index: cfg.Index, policy: cfg.Policy, seed: cfg.Seed}
+	if _, err := p.policies.named(cfg.Policy); err != nil {
 		return nil, err
 	}
-	p := &Picker{fleet: cfg.Fleet, index: cfg.Index, policy: cfg.Policy, seed: cfg.Seed}
 	p.speeds.prior = learn.Prior()
 	p.scratch.New = func() any { return new(work) }
 	return p, nil
@@ -64,7 +67,7 @@ func (p *Picker) Pick(r *Request, now time.Time) (*Decision, error) {
 	if name == "" {
 		name = p.policy
 	}
-	pol, err := policy.Named(name)
+	pol, err := p.policies.named(name)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +97,9 @@ func (p *Picker) try(r *Request, pol policy.Policy, now time.Time) (*Decision, e
 	if err := p.match(w, r, now); err != nil {
 		return nil, err
 	}
+	pol = w.substitute(pol, r)
 	p.prepare(w, r, view, now)
+	p.affinity(w, r, pol.Needs, now)
 	id, ok := p.fleet.Decide(r.Session, now, func(last fleet.ID, known bool) (fleet.Choice, bool) {
 		w.rank(pol, last, known, now)
 		return w.choice(r), r.Reserve
@@ -106,9 +111,34 @@ func (p *Picker) try(r *Request, pol policy.Policy, now time.Time) (*Decision, e
 		return nil, nil
 	}
 	p.predict(w, r, now)
+	p.keep(w, now)
 	d := w.receipt(r, pol, view, now)
 	d.ID = strconv.FormatUint(uint64(id), 16)
 	return d, nil
+}
+
+// keep remembers what later decisions go by.
+func (p *Picker) keep(w *work, now time.Time) {
+	if len(w.texts) > 0 {
+		p.seen.add(w.texts, now)
+	}
+	p.left[w.round.Left].Add(1)
+}
+
+// Stats counts what happened since New.
+type Stats struct {
+	// Left counts the decisions by policies that keep owners that left one, by
+	// reason; at 0 all others.
+	Left [policy.LeftReasons]uint64
+}
+
+// Stats returns the counts.
+func (p *Picker) Stats() Stats {
+	var s Stats
+	for i := range p.left {
+		s.Left[i] = p.left[i].Load()
+	}
+	return s
 }
 
 // Report tells what became of a decision. It returns false if the decision is

@@ -38,7 +38,7 @@ func (p *Picker) prepare(w *work, r *Request, view *fleet.View, now time.Time) {
 	if known > 0 {
 		w.round.Rho = busy / known
 	}
-	w.round.Output = float64(r.ExpectedOutput)
+	w.round.Output, w.round.Length = float64(r.ExpectedOutput), r.Prompt.length()
 	n := len(w.candidates)
 	w.round.Candidates = slices.Grow(w.round.Candidates[:0], n)[:n]
 	w.round.Costs = slices.Grow(w.round.Costs[:0], n)[:n]
@@ -52,8 +52,9 @@ func (p *Picker) prepare(w *work, r *Request, view *fleet.View, now time.Time) {
 		}
 		w.round.Candidates[i] = policy.Candidate{
 			GPU: c.gpu, Host: c.host, Disk: c.disk, Predicted: c.predicted,
-			Uncached: uncached,
-			Speed:    c.speed,
+			Uncached:  uncached,
+			Speed:     c.speed,
+			BlockSize: c.member.Info.BlockSize,
 		}
 	}
 }
@@ -66,6 +67,9 @@ func (w *work) rank(pol policy.Policy, last fleet.ID, known bool, now time.Time)
 		r := c.member.Reserved()
 		c.requests = c.member.Requests(r)
 		w.round.Candidates[i].Load = policy.LoadOf(c.member, r, r.Wait(now), c.speed, w.gauges)
+	}
+	if known && pol.Needs&policy.NeedsOwner != 0 {
+		w.own(last)
 	}
 	policy.Estimate(&w.round)
 	pol.Score(&w.round, w.scores)
@@ -94,7 +98,7 @@ func (w *work) rank(pol policy.Policy, last fleet.ID, known bool, now time.Time)
 			continue
 		}
 		tie := c.tie
-		if !pol.Times {
+		if !pol.Times && pol.Needs == 0 {
 			tie = w.round.Random // nothing about the prompt may help a policy that ignores it
 		}
 		own := mix(tie ^ xxhash.Sum64String(c.member.Info.Name))
@@ -120,6 +124,7 @@ func (w *work) choice(r *Request) fleet.Choice {
 	return fleet.Choice{
 		Member:       w.candidates[w.best].member,
 		Session:      r.Session,
+		Mark:         w.mark,
 		Uncached:     uint64(max(c.Uncached, 0)),
 		PrefillMS:    cost.Load + cost.Prefill,
 		FirstTokenMS: cost.FirstToken(),

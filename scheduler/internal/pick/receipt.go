@@ -64,7 +64,7 @@ func (w *work) receipt(r *Request, pol policy.Policy, view *fleet.View, now time
 	d := &Decision{
 		Candidates:     make([]Candidate, len(order)),
 		Policy:         pol.Name,
-		Fallback:       w.fallback(r, view, now),
+		Fallback:       w.fallback(r, pol, view, now),
 		PromptTokens:   length,
 		EnginePriority: priority(now, w.round.Costs[w.best]),
 		Stale:          view.Stale(now),
@@ -92,8 +92,12 @@ func (w *work) receipt(r *Request, pol policy.Policy, view *fleet.View, now time
 }
 
 // fallback names what the answer lacks.
-func (w *work) fallback(r *Request, view *fleet.View, now time.Time) string {
+func (w *work) fallback(r *Request, pol policy.Policy, view *fleet.View, now time.Time) string {
 	var lacks []string
+	instead := ": load only"
+	if pol.Needs&policy.NeedsText != 0 {
+		instead = ": by the beginning of the prompt"
+	}
 	best := &w.candidates[w.best]
 	trusted, keyed := false, false
 	for i := range w.candidates {
@@ -107,9 +111,9 @@ func (w *work) fallback(r *Request, view *fleet.View, now time.Time) string {
 		if why == "" {
 			why = "no tokens in the request"
 		}
-		lacks = append(lacks, why+": load only")
+		lacks = append(lacks, why+instead)
 	case !keyed:
-		lacks = append(lacks, "block size of no candidate is known: load only")
+		lacks = append(lacks, "block size of no candidate is known"+instead)
 	case !trusted:
 		lacks = append(lacks, "no picture of any candidate: load and earlier decisions only")
 	case best.member.Picture.Trust != fleet.Exact:

@@ -59,6 +59,9 @@ type Prompt struct {
 	Keys      []blockkey.Key
 	BlockSize int
 	Length    int
+	// Beginnings are keys of the first characters of a prompt that is text, by
+	// Beginnings.
+	Beginnings []uint64
 	// Fallback says why there are neither tokens nor keys.
 	Fallback string
 }

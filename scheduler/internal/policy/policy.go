@@ -1,26 +1,20 @@
 // Package policy is arithmetic on candidates: from what each has cached, how
 // loaded it is and how fast, to a score. A policy sees all candidates, looks
 // nothing up, keeps nothing and draws no random number that it was not given.
-// The registry is the switch in Named; a new policy is one case, one file and
-// one test.
+// What it wants to know beyond that it says by its Needs, and finds in the
+// Round. The registry is the switch in Named; a new policy is one case, one
+// file and one test.
 //
 // Every candidate also gets a Cost in ms by part, whatever the policy, so that
 // an answer can be explained and compared.
 package policy
 
 import (
-	"errors"
-	"fmt"
+	"math"
 
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/learn"
 )
-
-// ErrUnknown says that no policy has the name asked for.
-var ErrUnknown = errors.New("unknown policy")
-
-// Default is the policy of requests that name none.
-const Default = "default"
 
 // Candidate is one member as a policy sees it.
 type Candidate struct {
@@ -31,7 +25,33 @@ type Candidate struct {
 	Uncached int
 	Load     Load
 	Speed    *learn.Speed
+	// BlockSize of the member in tokens; 0: not known.
+	BlockSize int
+	// Draw is what the request's key drew here, the highest first in line:
+	// equal for all schedulers, and hardly moved by who else is there. For
+	// policies with NeedsOwner or NeedsText.
+	Draw uint64
+	// Sent are the prompt's tokens that went here before and may still be
+	// here, events or not. For policies with NeedsSent.
+	Sent int
+	// History is what was sent here lately. For policies with NeedsHistory.
+	History History
 }
+
+// History is what a member was sent lately.
+type History struct {
+	// Lately is the prefill of what was sent and may be missed again, Victims
+	// that of what this request would push out.
+	Lately, Victims Work
+	// Placed: the request's prefix was moved or copied to this member.
+	Placed bool
+}
+
+// Work is prefill in parts, so that every member's own curve gives its time.
+type Work struct{ Requests, Tokens, Pairs float64 }
+
+// time in ms by a curve.
+func (w Work) time(c learn.Curve) float64 { return c.A*w.Requests + c.B*w.Tokens + c.C*w.Pairs }
 
 // cached is the usable prefix.
 func (c *Candidate) cached() int { return c.GPU + c.Host + c.Disk + c.Predicted }
@@ -41,8 +61,13 @@ func (c *Candidate) cached() int { return c.GPU + c.Host + c.Disk + c.Predicted 
 type Load struct {
 	// Requests at the engine.
 	Requests float64
+	// Waiting requests, those sent since the engine last spoke among them.
+	Waiting float64
 	// Tokens to be computed before a new request, and how long that takes.
 	Tokens, WaitMS float64
+	// KVUsage is the share of the cache in use by requests, Blocks the same
+	// in blocks; NaN and an estimate where it is not known.
+	KVUsage, Blocks float64
 	// Last is the number of the decision that chose the member last; 0: none.
 	Last uint64
 }
@@ -55,14 +80,23 @@ type Load struct {
 func LoadOf(m *fleet.Member, r fleet.Reserved, waitMS float64, s *learn.Speed, gauges bool) Load {
 	l := Load{
 		Requests: float64(r.Open),
+		Waiting:  float64(r.Prefills),
 		Tokens:   float64(r.Tokens),
 		WaitMS:   waitMS,
+		KVUsage:  math.NaN(),
 		Last:     r.Last,
+	}
+	if size := m.Info.BlockSize; size > 0 {
+		l.Blocks = float64(r.Open) * (s.PromptTokens + s.OutputTokens/2) / float64(size)
 	}
 	if !gauges {
 		return l
 	}
 	l.Requests = float64(m.Requests(r))
+	l.Waiting = float64(max(m.Load.Waiting, 0) + r.Prefills - r.PrefillsSeen)
+	if l.KVUsage = m.Load.KVUsage; l.KVUsage >= 0 && m.Info.Blocks > 0 {
+		l.Blocks = l.KVUsage * float64(m.Info.Blocks)
+	}
 	if others := m.Load.Waiting - r.PrefillsSeen; others > 0 {
 		l.Tokens += float64(others) * s.PromptTokens
 		l.WaitMS += float64(others) * s.Prefill(s.PromptTokens, 0)
@@ -80,35 +114,18 @@ type Round struct {
 	Rho float64
 	// Output tokens that the request is expected to produce; 0: not known.
 	Output float64
+	// Length of the prompt in tokens; 0: not known.
+	Length int
+	// Moved: the request's prefix belongs to those only that have it Placed.
+	// For policies with NeedsHistory.
+	Moved bool
 	// Random number for this round.
 	Random uint64
-}
-
-// Policy is one way to rank.
-type Policy struct {
-	Name string
-	// Score writes one number for each candidate; the lowest wins.
-	Score func(r *Round, scores []float64)
-	// Times tells that scores are predicted ms, where a small difference
-	// means nothing. Otherwise only equal scores are ties.
-	Times bool
-}
-
-// Named returns the policy with that name; the empty name is Default.
-func Named(name string) (Policy, error) {
-	switch name {
-	case "", Default:
-		return Policy{Name: Default, Score: cost, Times: true}, nil
-	case "random":
-		return Policy{Name: name, Score: random}, nil
-	case "round-robin":
-		return Policy{Name: name, Score: roundRobin}, nil
-	case "least-requests":
-		return Policy{Name: name, Score: leastRequests}, nil
-	case "least-tokens":
-		return Policy{Name: name, Score: leastTokens}, nil
-	case "longest-prefix":
-		return Policy{Name: name, Score: longestPrefix}, nil
-	}
-	return Policy{}, fmt.Errorf("policy %q: %w", name, ErrUnknown)
+	// Owner is the place of the candidate that has the session, by its name or
+	// by what is recognised of the conversation; -1: nobody among them. For
+	// policies with NeedsOwner.
+	Owner int
+	// Left says why a policy that keeps owners left this one. The policy
+	// writes it.
+	Left Left
 }

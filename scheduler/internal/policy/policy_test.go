@@ -208,11 +208,11 @@ func TestLoadOf(t *testing.T) {
 		gauges bool
 		want   Load
 	}{
-		{false, Load{Requests: 2, Tokens: 500, WaitMS: 50, Last: 9}},
+		{false, Load{Requests: 2, Tokens: 500, WaitMS: 50, KVUsage: math.NaN(), Last: 9}},
 		// Two of the three that wait are not ours: 1,000 tokens and 100 ms each.
-		{true, Load{Requests: 11, Tokens: 2500, WaitMS: 250, Last: 9}},
+		{true, Load{Requests: 11, Waiting: 2, Tokens: 2500, WaitMS: 250, KVUsage: 0, Last: 9}},
 	} {
-		if diff := cmp.Diff(c.want, LoadOf(m, r, 50, speed(), c.gauges), cmpopts.EquateApprox(0, 1e-9)); diff != "" {
+		if diff := cmp.Diff(c.want, LoadOf(m, r, 50, speed(), c.gauges), cmpopts.EquateApprox(0, 1e-9), cmpopts.EquateNaNs()); diff != "" {
 			t.Errorf("gauges %v:\n%s", c.gauges, diff)
 		}
 	}
@@ -234,12 +234,18 @@ func TestScoresAreNumbers(t *testing.T) {
 				GPU: tokens.Draw(t, "gpu"), Host: tokens.Draw(t, "host"), Uncached: tokens.Draw(t, "uncached"),
 				Load:  Load{Requests: any.Draw(t, "requests"), Tokens: any.Draw(t, "tokens"), WaitMS: any.Draw(t, "wait")},
 				Speed: s,
+				Draw:  rapid.Uint64().Draw(t, "draw"), Sent: tokens.Draw(t, "sent"),
+				History: History{Lately: Work{1, any.Draw(t, "lately"), any.Draw(t, "pairs")}},
 			})
+			usage := rapid.OneOf(rapid.Float64Range(0, 1), rapid.Just(math.NaN()))
+			r.Candidates[len(r.Candidates)-1].Load.KVUsage = usage.Draw(t, "usage")
 		}
+		r.Owner = rapid.IntRange(-1, len(r.Candidates)-1).Draw(t, "owner")
+		r.Length = tokens.Draw(t, "length")
 		r.Costs = make([]Cost, len(r.Candidates))
 		Estimate(r)
 		scores := make([]float64, len(r.Candidates))
-		for _, name := range []string{"default", "random", "round-robin", "least-requests", "least-tokens", "longest-prefix"} {
+		for _, name := range Names() {
 			p, _ := Named(name)
 			p.Score(r, scores)
 			for i, s := range scores {

@@ -46,6 +46,8 @@ func (s *Service) request(ctx context.Context, r *pb.Request) (pick.Request, int
 			BlockSize: p.BlockSize,
 			Length:    p.Length,
 			Fallback:  p.Fallback,
+
+			Beginnings: pick.Beginnings(nil, p.Beginning),
 		},
 		Session:        r.GetSession(),
 		Candidates:     candidates,

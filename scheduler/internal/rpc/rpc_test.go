@@ -222,19 +222,19 @@ func TestWithoutTokensTheChoiceIsByLoad(t *testing.T) {
 	h := build(t, nil)
 	h.engine.Close()
 	for _, tc := range []struct {
-		req  *pb.Request
-		want string
+		req           *pb.Request
+		want, instead string
 	}{
-		{&pb.Request{Model: "m"}, "no prompt"},
-		{&pb.Request{Model: "m", Prompt: &pb.Request_Text{Text: "secret"}}, "no engine could turn"},
-		{&pb.Request{Model: "lora", Prompt: &pb.Request_Text{Text: "secret"}}, "no engine of the model"},
-		{&pb.Request{Model: "m", Prompt: &pb.Request_OpenaiBody{OpenaiBody: []byte(`{"input":"x"}`)}}, "neither messages nor prompt"},
+		{&pb.Request{Model: "m"}, "no prompt", "load only"},
+		{&pb.Request{Model: "m", Prompt: &pb.Request_Text{Text: "secret"}}, "no engine could turn", "by the beginning of the prompt"},
+		{&pb.Request{Model: "lora", Prompt: &pb.Request_Text{Text: "secret"}}, "no engine of the model", "by the beginning of the prompt"},
+		{&pb.Request{Model: "m", Prompt: &pb.Request_OpenaiBody{OpenaiBody: []byte(`{"input":"x"}`)}}, "neither messages nor prompt", "load only"},
 	} {
 		resp, err := h.client.Pick(t.Context(), &pb.PickRequest{Request: tc.req})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if f := resp.GetRanking().GetFallback(); !strings.Contains(f, tc.want) || !strings.Contains(f, "load only") || strings.Contains(f, "secret") {
+		if f := resp.GetRanking().GetFallback(); !strings.Contains(f, tc.want) || !strings.Contains(f, tc.instead) || strings.Contains(f, "secret") {
 			t.Errorf("fallback %q, want %q", f, tc.want)
 		}
 		if len(resp.GetRanking().GetCandidates()) != 3 {

@@ -1,0 +1,56 @@
+package pick
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvscout/kvscout/scheduler/internal/policy"
+)
+
+// maxPolicies bounds the policies with parameters that are kept ready.
+const maxPolicies = 64
+
+// policies keeps policies by the name that they were asked for.
+type policies struct {
+	known sync.Map // string -> policy.Policy
+	count atomic.Int32
+}
+
+func (p *policies) named(name string) (policy.Policy, error) {
+	if pol, ok := p.known.Load(name); ok {
+		return pol.(policy.Policy), nil
+	}
+	pol, err := policy.Named(name)
+	if err == nil && p.count.Add(1) <= maxPolicies {
+		p.known.Store(name, pol)
+	}
+	return pol, err
+}
+
+// substitute returns the policy that takes the place of one that goes by
+// prefixes or owners where nothing can be known of them: the beginning of the
+// prompt decides, and where there is no prompt, the load.
+func (w *work) substitute(pol policy.Policy, r *Request) policy.Policy {
+	prompt := &r.Prompt
+	text := len(prompt.Beginnings) > 0 || len(prompt.Tokens) > 0 || len(prompt.Keys) > 0
+	switch {
+	case pol.Needs&policy.NeedsText != 0 && text,
+		pol.Needs&policy.NeedsPrefix != 0 && len(w.scopes) > 0,
+		pol.Needs&policy.NeedsOwner != 0 && (r.Session != "" || len(w.scopes) > 0),
+		pol.Needs&(policy.NeedsPrefix|policy.NeedsOwner|policy.NeedsText) == 0:
+		return pol
+	case text:
+		return byBeginning
+	}
+	return byLoad
+}
+
+var byBeginning, byLoad = must("prefix-hash"), must("least-requests")
+
+func must(name string) policy.Policy {
+	pol, err := policy.Named(name)
+	if err != nil {
+		panic(err)
+	}
+	return pol
+}

@@ -1,0 +1,59 @@
+package pick
+
+import (
+	"sync"
+	"time"
+)
+
+const (
+	// seenFor is how long a beginning of a prompt is remembered at least, and
+	// maxSeen how many at most.
+	seenFor = 5 * time.Minute
+	maxSeen = 1 << 15
+)
+
+// seen remembers the beginnings of the prompts of late, in two generations:
+// when the young one is full or old, it becomes the old one.
+type seen struct {
+	mu         sync.Mutex
+	young, old map[uint64]struct{}
+	since      time.Time
+}
+
+// longest returns the last of keys that was seen, or the last of all.
+func (s *seen) longest(keys []uint64, now time.Time) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := len(keys) - 1; i >= 0; i-- {
+		if s.has(keys[i], now) {
+			return keys[i]
+		}
+	}
+	return keys[len(keys)-1]
+}
+
+func (s *seen) has(key uint64, now time.Time) bool {
+	if now.Sub(s.since) >= 2*seenFor {
+		return false
+	}
+	if _, ok := s.young[key]; ok {
+		return true
+	}
+	_, ok := s.old[key]
+	return ok
+}
+
+func (s *seen) add(keys []uint64, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, k := range keys {
+		if age := now.Sub(s.since); s.young == nil || len(s.young) >= maxSeen || age >= seenFor {
+			s.old = s.young
+			if age >= 2*seenFor {
+				s.old = nil
+			}
+			s.young, s.since = make(map[uint64]struct{}), now
+		}
+		s.young[k] = struct{}{}
+	}
+}

@@ -30,13 +30,14 @@ var rooms = map[string][]string{
 	"agent/cmd/kvscout-agent":         {"agent"},
 	"scheduler/internal/fleet":        {},
 	"scheduler/internal/learn":        {},
+	"scheduler/internal/profile":      {},
 	"scheduler/internal/index":        {"protocol/blockkey"},
 	"scheduler/internal/policy":       {"scheduler/internal/fleet", "scheduler/internal/learn"},
-	"scheduler/internal/pick":         {"protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/policy"},
+	"scheduler/internal/pick":         {"protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/policy", "scheduler/internal/profile"},
 	"scheduler/internal/intake":       {"protocol/blockkey"},
 	"scheduler/internal/ingest":       {"protocol", "protocol/pb", "protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet"},
 	"scheduler/internal/rpc":          {"protocol/pb", "protocol/blockkey", "scheduler/internal/intake", "scheduler/internal/pick", "scheduler/internal/fleet"},
-	"scheduler":                       {"scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/index", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/rpc", "protocol", "protocol/pb", "protocol/telemetry"},
+	"scheduler":                       {"scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/index", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/rpc", "protocol", "protocol/pb", "protocol/telemetry"},
 	"scheduler/cmd/kvscout-scheduler": {"scheduler"},
 	"e2e/fakevllm":                    {},
 	"e2e":                             {"agent", "scheduler", "protocol", "protocol/pb", "protocol/blockkey", "e2e/fakevllm"},
@@ -56,6 +57,7 @@ var edges = map[string][]string{
 	"github.com/prometheus/client_golang":   {"protocol/telemetry", "agent", "scheduler"},
 	"github.com/cespare/xxhash":             {"protocol/blockkey", "agent/internal/vllm", "agent/internal/mirror", "scheduler/internal/intake", "scheduler/internal/pick"},
 	"golang.org/x/sync":                     {"agent/internal/vllm", "agent/internal/publish", "agent", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler"},
+	"go.yaml.in/yaml/v3":                    {"scheduler/internal/profile"},
 	"github.com/KimMachineGun/automemlimit": {"agent/cmd/kvscout-agent", "scheduler/cmd/kvscout-scheduler"},
 	"net/http":                              {"agent/internal/vllm", "agent", "protocol/telemetry", "scheduler/internal/intake", "scheduler"},
 }
@@ -63,7 +65,7 @@ var edges = map[string][]string{
 // pure rooms know no socket, clock, logger or context. They may name times
 // and durations, which are arguments, but never ask what time it is.
 var (
-	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "scheduler/internal/index", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/pick"}
+	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "scheduler/internal/index", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/profile", "scheduler/internal/pick"}
 	unclean   = []string{"context", "log", "log/slog", "net", "net/http", "os"}
 	clockwork = []string{"time.Now(", "time.Since(", "time.Sleep(", "time.After(", "time.NewTimer(", "time.NewTicker("}
 )

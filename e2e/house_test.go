@@ -36,6 +36,7 @@ var rooms = map[string][]string{
 	"scheduler/internal/pick":         {"protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/policy", "scheduler/internal/profile"},
 	"scheduler/internal/intake":       {"protocol/blockkey"},
 	"scheduler/internal/ingest":       {"protocol", "protocol/pb", "protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet"},
+	"scheduler/internal/sim/arrival":  {"protocol/blockkey"},
 	"scheduler/internal/rpc":          {"protocol/pb", "protocol/blockkey", "scheduler/internal/intake", "scheduler/internal/pick", "scheduler/internal/fleet"},
 	"scheduler":                       {"scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/index", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/rpc", "protocol", "protocol/pb", "protocol/telemetry"},
 	"scheduler/cmd/kvscout-scheduler": {"scheduler"},
@@ -65,7 +66,7 @@ var edges = map[string][]string{
 // pure rooms know no socket, clock, logger or context. They may name times
 // and durations, which are arguments, but never ask what time it is.
 var (
-	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "scheduler/internal/index", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/profile", "scheduler/internal/pick"}
+	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "scheduler/internal/index", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/pick", "scheduler/internal/sim/arrival"}
 	unclean   = []string{"context", "log", "log/slog", "net", "net/http", "os"}
 	clockwork = []string{"time.Now(", "time.Since(", "time.Sleep(", "time.After(", "time.NewTimer(", "time.NewTicker("}
 )

@@ -40,6 +40,8 @@ var rooms = map[string][]string{
 	"scheduler/internal/rpc":          {"protocol/pb", "protocol/blockkey", "scheduler/internal/intake", "scheduler/internal/pick", "scheduler/internal/fleet"},
 	"scheduler":                       {"scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/index", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/rpc", "protocol", "protocol/pb", "protocol/telemetry"},
 	"scheduler/cmd/kvscout-scheduler": {"scheduler"},
+	"scheduler/internal/sim":          {"protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/policy", "scheduler/internal/pick", "scheduler/internal/sim/arrival"},
+	"scheduler/cmd/kvscout-sim":       {"scheduler/internal/sim", "scheduler/internal/sim/arrival"},
 	"e2e/fakevllm":                    {},
 	"e2e":                             {"agent", "scheduler", "protocol", "protocol/pb", "protocol/blockkey", "e2e/fakevllm"},
 }
@@ -57,7 +59,9 @@ var edges = map[string][]string{
 	"go.opentelemetry.io":                   {"protocol/telemetry", "agent", "agent/internal/publish", "scheduler", "scheduler/internal/rpc", "scheduler/internal/ingest"},
 	"github.com/prometheus/client_golang":   {"protocol/telemetry", "agent", "scheduler"},
 	"github.com/cespare/xxhash":             {"protocol/blockkey", "agent/internal/vllm", "agent/internal/mirror", "scheduler/internal/intake", "scheduler/internal/pick"},
-	"golang.org/x/sync":                     {"agent/internal/vllm", "agent/internal/publish", "agent", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler"},
+	"golang.org/x/sync":                     {"agent/internal/vllm", "agent/internal/publish", "agent", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler", "scheduler/cmd/kvscout-sim"},
+	"golang.org/x/term":                     {"scheduler/cmd/kvscout-sim"},
+	"github.com/schollz/progressbar":        {"scheduler/cmd/kvscout-sim"},
 	"go.yaml.in/yaml/v3":                    {"scheduler/internal/profile"},
 	"github.com/KimMachineGun/automemlimit": {"agent/cmd/kvscout-agent", "scheduler/cmd/kvscout-scheduler"},
 	"net/http":                              {"agent/internal/vllm", "agent", "protocol/telemetry", "scheduler/internal/intake", "scheduler"},
@@ -66,7 +70,7 @@ var edges = map[string][]string{
 // pure rooms know no socket, clock, logger or context. They may name times
 // and durations, which are arguments, but never ask what time it is.
 var (
-	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "scheduler/internal/index", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/pick", "scheduler/internal/sim/arrival"}
+	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "scheduler/internal/index", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/pick", "scheduler/internal/sim", "scheduler/internal/sim/arrival"}
 	unclean   = []string{"context", "log", "log/slog", "net", "net/http", "os"}
 	clockwork = []string{"time.Now(", "time.Since(", "time.Sleep(", "time.After(", "time.NewTimer(", "time.NewTicker("}
 )

@@ -1,0 +1,268 @@
+package sim
+
+import (
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvscout/kvscout/protocol/blockkey"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/sim/arrival"
+)
+
+// script is a source of given requests.
+type script struct {
+	size int
+	list []arrival.Request
+	next int
+	done []time.Duration // by request; 0: not yet
+}
+
+func scripted(size int, list ...arrival.Request) *script {
+	for i := range list {
+		list[i].ID = i
+	}
+	return &script{size: size, list: list, done: make([]time.Duration, len(list))}
+}
+
+func (s *script) BlockSize() int { return s.size }
+func (s *script) Len() int       { return len(s.list) }
+func (s *script) Done(id int, at time.Duration) {
+	if s.done[id] != 0 {
+		panic(fmt.Sprintf("request %d ended twice", id))
+	}
+	s.done[id] = at
+}
+func (s *script) Peek() (time.Duration, bool) {
+	if s.next == len(s.list) {
+		return 0, false
+	}
+	return s.list[s.next].At, true
+}
+func (s *script) Next() (arrival.Request, bool) {
+	if s.next == len(s.list) {
+		return arrival.Request{}, false
+	}
+	s.next++
+	return s.list[s.next-1], true
+}
+
+// keys of n blocks of a document.
+func keys(document, n int) []blockkey.Key {
+	list := make([]blockkey.Key, n)
+	for i := range list {
+		list[i] = blockkey.Key(document<<20 + i + 1)
+	}
+	return list
+}
+
+// plain is an engine whose times are easy to add up: 10 ms a step, 1 ms a token
+// of prompt, 0.001 ms a pair, 1 ms a sequence, 0.01 ms a token of context.
+var plain = Profile{Name: "plain", StepMS: 10, TokenMS: 1, PairMS: 0.001, SequenceMS: 1, ContextMS: 0.01, KVTokens: 160, StepTokens: 100}
+
+// bench plays a script on one engine and notes what comes out in order.
+type bench struct {
+	testing.TB
+	*run
+	first map[int]time.Duration
+	ends  map[int]time.Duration
+	hits  map[int]int // tokens
+	asked map[int]int64
+}
+
+func (b *bench) place(r *request) (*pod, error) {
+	r.priority = b.asked[r.ID]
+	return b.pods[0], nil
+}
+func (b *bench) firstToken(r *request) { b.first[r.ID] = b.calendar.now }
+func (b *bench) end(r *request, o fleet.Outcome) {
+	if _, again := b.ends[r.ID]; again {
+		b.Errorf("request %d ended twice", r.ID)
+	}
+	b.ends[r.ID], b.hits[r.ID] = b.calendar.now, r.cached
+}
+func (b *bench) join(*pod)    {}
+func (b *bench) step(*pod)    {}
+func (b *bench) restart(*pod) {}
+
+func newBench(t testing.TB, cfg Config, s *script) *bench {
+	cfg.Pods = 1
+	if cfg.Engine.Name == "" {
+		cfg.Engine = plain
+	}
+	cfg.Arrivals = func(uint64) arrival.Source { return s }
+	if err := cfg.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	b := &bench{TB: t, first: map[int]time.Duration{}, ends: map[int]time.Duration{}, hits: map[int]int{}, asked: map[int]int64{}}
+	b.run = &run{cfg: cfg.withDefaults(), source: s, placer: b}
+	b.cfg.blockSize = s.size
+	b.add()
+	return b
+}
+
+func (b *bench) play() *bench {
+	b.Helper()
+	if err := b.run.play(); err != nil {
+		b.Fatal(err)
+	}
+	if used := b.pods[0].cache.used(); used != 0 {
+		b.Errorf("%d blocks are in use at the end", used)
+	}
+	for i := range b.pods[0].cache.blocks {
+		if n := b.pods[0].cache.blocks[i].users; n != 0 {
+			b.Errorf("block %d has %d users at the end", i, n)
+		}
+	}
+	return b
+}
+
+func ms(v float64) time.Duration { return time.Duration(v * float64(time.Millisecond)) }
+
+// near allows for rounding to nanoseconds.
+func near(a, b time.Duration) bool { return math.Abs(float64(a-b)) < 1000 }
+
+func TestOneRequestTakesWhatTheFitSays(t *testing.T) {
+	b := newBench(t, Config{}, scripted(16, arrival.Request{Length: 40, Output: 4})).play()
+	// 40 tokens, 40*20 pairs; then three steps with 41, 42, 43 of context.
+	first := ms(40 + 0.8)
+	if want := first + ms(3*(10+1)+0.01*(41+42+43)); !near(b.first[0], first) || !near(b.ends[0], want) {
+		t.Errorf("first token %v, end %v, want %v, %v", b.first[0], b.ends[0], first, want)
+	}
+}
+
+func TestLongPromptsAreComputedInChunks(t *testing.T) {
+	b := newBench(t, Config{}, scripted(16,
+		arrival.Request{Length: 130, Output: 1},
+		arrival.Request{Length: 10, Output: 1})).play()
+	// 100 of the first; then its other 30 and the second in one step. That
+	// came when the first had begun.
+	one := ms(100 + 0.001*100*50)
+	two := one + ms(40+0.001*(30*(100+15)+10*5))
+	want := map[int]time.Duration{0: two, 1: two}
+	for id := range want {
+		if !near(b.first[id], want[id]) {
+			t.Errorf("request %d: first token %v, want %v", id, b.first[id], want[id])
+		}
+	}
+}
+
+func TestDecodesGoFirstAndArrivalsWaitForTheStepUnderWay(t *testing.T) {
+	b := newBench(t, Config{}, scripted(16,
+		arrival.Request{Length: 20, Output: 10},
+		arrival.Request{At: ms(45), Length: 20, Output: 1})).play()
+	first := ms(20 + 0.001*200)
+	// Steps of 11.21, 11.22, 11.23 ms: the third is under way at 45 ms.
+	third := first + ms(3*11+0.01*(21+22+23))
+	shared := third + ms(20+0.001*200+1+0.01*24)
+	rest := shared + ms(5*11+0.01*(25+26+27+28+29))
+	if !near(b.first[1], shared) || !near(b.ends[0], rest) {
+		t.Errorf("first token of the second %v, end of the first %v, want %v, %v", b.first[1], b.ends[0], shared, rest)
+	}
+}
+
+func TestPrefixesAreSharedAndTheLastTokenIsComputed(t *testing.T) {
+	for _, admission := range []Admission{VLLM, Reserve} {
+		b := newBench(t, Config{Admission: admission}, scripted(16,
+			arrival.Request{Length: 48, Output: 2, Keys: keys(1, 3)},
+			arrival.Request{At: time.Second, Length: 48, Output: 2, Keys: keys(1, 3)},
+			arrival.Request{At: 2 * time.Second, Length: 49, Output: 2, Keys: keys(1, 3)},
+			arrival.Request{At: 3 * time.Second, Length: 49, Output: 2, Keys: keys(2, 3)},
+			arrival.Request{At: 3 * time.Second, Length: 49, Output: 2, Keys: keys(2, 3)},
+		)).play()
+		if diff := cmp.Diff(map[int]int{0: 0, 1: 32, 2: 48, 3: 0, 4: 48}, b.hits); diff != "" {
+			t.Errorf("%s: %s", admission, diff)
+		}
+	}
+}
+
+func TestOutputIsCachedAsItsBlocksFill(t *testing.T) {
+	b := newBench(t, Config{}, scripted(16,
+		arrival.Request{Length: 20, Output: 30, Keys: keys(1, 3)}, // 50 tokens, of which the last is not computed
+		arrival.Request{At: time.Second, Length: 60, Output: 1, Keys: keys(1, 3)},
+	)).play()
+	if b.hits[1] != 48 {
+		t.Errorf("%d tokens of the next turn are cached, want 48", b.hits[1])
+	}
+}
+
+func TestReserveBeginsOnlyWhatFitsWhole(t *testing.T) {
+	// 10 blocks: the first takes 6, so the second has to wait for its end.
+	b := newBench(t, Config{Admission: Reserve}, scripted(16,
+		arrival.Request{Length: 16, Output: 80},
+		arrival.Request{Length: 16, Output: 64})).play()
+	if b.first[1] < b.ends[0] || b.pods[0].counts.preemptions != 0 {
+		t.Errorf("first token of the second %v before the end of the first %v", b.first[1], b.ends[0])
+	}
+}
+
+func TestVLLMPreemptsTheNewestAndComputesItAgain(t *testing.T) {
+	s := scripted(16,
+		arrival.Request{Length: 16, Output: 80},
+		arrival.Request{Length: 16, Output: 80, Keys: keys(1, 1)})
+	b := newBench(t, Config{}, s).play()
+	if b.first[1] > ms(100) || b.pods[0].counts.preemptions == 0 || b.ends[1] < b.ends[0] {
+		t.Errorf("first token of the second %v, %d preemptions, ends %v", b.first[1], b.pods[0].counts.preemptions, b.ends)
+	}
+	if n := b.pods[0].totals.GenerationTokens; n != 160 {
+		t.Errorf("%v tokens came out, want 160", n)
+	}
+}
+
+func TestPriorityOrdersTheQueue(t *testing.T) {
+	s := scripted(16,
+		arrival.Request{Length: 100, Output: 1},
+		arrival.Request{At: ms(1), Length: 100, Output: 1},
+		arrival.Request{At: ms(2), Length: 100, Output: 1})
+	for _, ranked := range []bool{false, true} {
+		b := newBench(t, Config{EnginePriority: ranked, Arrivals: nil}, scripted(16, s.list...))
+		b.asked[1], b.asked[2] = 2, 1
+		if b.play(); (b.first[2] < b.first[1]) != ranked {
+			t.Errorf("by priority %v: first tokens %v", ranked, b.first)
+		}
+	}
+}
+
+func TestRequestsThatNeverFitAreRefused(t *testing.T) {
+	b := newBench(t, Config{}, scripted(16,
+		arrival.Request{Length: 160, Output: 1},
+		arrival.Request{Length: 150, Output: 10})).play()
+	if b.log.rejects != 1 || len(b.ends) != 1 {
+		t.Errorf("%d refused, ends %v", b.log.rejects, b.ends)
+	}
+}
+
+// A stretch of many steps is the same as its steps one by one.
+func TestStretchesAreTheirSteps(t *testing.T) {
+	p := plain.withDefaults()
+	s := stretch{batch: 3, context: 100, steps: 50}
+	var sum float64
+	for i := range 50 {
+		sum += p.ms(prefill{}, 3, 100+3*i, 1)
+		if got := s.time(&p, i+1); !near(got, ms(sum)) {
+			t.Fatalf("%d steps take %v, one by one %v", i+1, got, ms(sum))
+		}
+		if at := s.time(&p, i+1); s.reached(&p, at) != i+1 || s.reached(&p, at-1) != i+1 || i < 49 && s.reached(&p, at+1) != i+2 {
+			t.Fatalf("at the end of step %d, %d are reached", i+1, s.reached(&p, at))
+		}
+	}
+}
+
+func TestGaugesAreThoseOfTheMoment(t *testing.T) {
+	b := newBench(t, Config{}, scripted(16, arrival.Request{Length: 16, Output: 90}))
+	for range 3 {
+		b.calendar.at(ms(16+0.001*128)+ms(11*20.5), func() {
+			running, waiting, usage, totals := b.pods[0].sample()
+			if running != 1 || waiting != 0 || usage < 0.1 || totals.GenerationTokens < 20 || totals.GenerationTokens > 22 {
+				t.Errorf("%d running, %d waiting, usage %v, %v", running, waiting, usage, totals)
+			}
+		})
+	}
+	b.play()
+	if g := b.pods[0].totals.GenerationTokens; g != 90 {
+		t.Errorf("%v tokens were counted", g)
+	}
+}

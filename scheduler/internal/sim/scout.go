@@ -1,0 +1,137 @@
+package sim
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/kvscout/kvscout/protocol/blockkey"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/index"
+	"github.com/kvscout/kvscout/scheduler/internal/pick"
+)
+
+// placer chooses where a request goes, and hears what becomes of it.
+type placer interface {
+	place(r *request) (*pod, error)
+	firstToken(r *request)
+	end(r *request, outcome fleet.Outcome)
+	join(p *pod)
+	// step hears that an engine's changes are public.
+	step(p *pod)
+	restart(p *pod)
+}
+
+// t0 is the time of the virtual clock's zero.
+var t0 = time.Unix(1_700_000_000, 0)
+
+// model that all engines serve.
+const model = "model"
+
+// scout places by the real scheduler: picker, fleet and index as they are, and
+// between them and the engines nothing but wires that take their time.
+type scout struct {
+	*run
+	fleet  *fleet.Fleet
+	index  *index.Index
+	picker *pick.Picker
+	wires  []*wire // by pod
+	byID   []*pod
+}
+
+func newScout(r *run) (*scout, error) {
+	s := &scout{
+		run:   r,
+		fleet: fleet.New(fleet.Config{}),
+		index: index.New(index.Config{}),
+	}
+	var err error
+	s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Policy: r.cfg.Policy, Seed: r.cfg.Seed})
+	if err != nil {
+		return nil, err
+	}
+	s.tick()
+	return s, nil
+}
+
+func (s *scout) clock() time.Time { return t0.Add(s.calendar.now) }
+
+// tick is what the scheduler does every half second.
+func (s *scout) tick() {
+	s.picker.Tick(s.clock())
+	s.fleet.Sweep(s.clock())
+	s.calendar.at(s.calendar.now+500*time.Millisecond, s.tick)
+}
+
+func (s *scout) join(p *pod) {
+	id, err := s.fleet.Join(p.name, s.clock())
+	if err != nil {
+		panic(fmt.Sprintf("sim: %v", err)) // Config bounds the number of pods
+	}
+	for int(id) >= len(s.byID) {
+		s.byID = append(s.byID, nil)
+	}
+	s.byID[id] = p
+	w := newWire(s, p, id)
+	s.wires = append(s.wires, w)
+	p.wire = w
+}
+
+func (s *scout) place(r *request) (*pod, error) {
+	prompt := pick.Prompt{Keys: r.Keys[:min(len(r.Keys), r.Length/s.cfg.blockSize)], BlockSize: s.cfg.blockSize, Length: r.Length}
+	d, err := s.picker.Pick(&pick.Request{
+		Model: model, Prompt: prompt, Session: r.Session, Top: 1, Reserve: true,
+	}, s.clock())
+	if err != nil {
+		return nil, err
+	}
+	c := &d.Candidates[0]
+	r.decision, r.priority = d.ID, d.EnginePriority
+	r.predictedMS, r.predictedCached = c.Cost.FirstToken(), r.Length-c.Uncached
+	return s.byID[c.Member.ID], nil
+}
+
+func (s *scout) firstToken(r *request) { s.report(r, fleet.FirstToken) }
+
+func (s *scout) end(r *request, outcome fleet.Outcome) { s.report(r, outcome) }
+
+func (s *scout) report(r *request, outcome fleet.Outcome) {
+	if s.cfg.NoReports {
+		return
+	}
+	rep := pick.Report{Decision: r.decision, Outcome: outcome}
+	if outcome == fleet.Finished {
+		prompt, cached := uint64(r.Length), uint64(r.cached)
+		rep.PromptTokens, rep.CachedTokens = &prompt, &cached
+	}
+	s.picker.Report(rep, s.clock())
+}
+
+func (s *scout) step(p *pod) { p.wire.publish() }
+
+func (s *scout) restart(p *pod) { p.wire.restart() }
+
+// info is what the agent of a pod says of it.
+func (s *scout) info(p *pod) fleet.Info {
+	return fleet.Info{
+		Name: p.name, Pod: p.name, Models: []string{model},
+		BlockSize: s.cfg.blockSize, Blocks: uint64(p.cache.limit),
+	}
+}
+
+// load is what the agent reads from the engine at this moment.
+func (p *pod) load(at time.Time) *fleet.Load {
+	running, waiting, usage, totals := p.sample()
+	if !(usage <= 1) {
+		usage = math.NaN()
+	}
+	return &fleet.Load{At: at, Running: running, Waiting: waiting, KVUsage: usage, Totals: totals}
+}
+
+// change of what an engine holds: consecutive blocks of one chain.
+type change struct {
+	held     bool
+	parent   blockkey.Key
+	position int32
+	keys     []blockkey.Key
+}

@@ -1,0 +1,289 @@
+// Package sim plays a fleet on a virtual clock: the real picker, fleet and
+// index in front of engines that work in steps as vLLM does, fed by the
+// requests of package arrival. It is how constants are chosen, how a fleet is
+// sized before it is bought, and how policies are compared; docs/SIMULATOR.md
+// has the rules and what they were checked against.
+//
+// No rule of the scheduler is written a second time here. What is here are
+// engines, the wires between them and the scheduler, and two oracles as
+// bounds. The package is pure: no clock, no I/O, no randomness but from the
+// seed. The same Config gives the same Result.
+package sim
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/policy"
+	"github.com/kvscout/kvscout/scheduler/internal/sim/arrival"
+)
+
+// Config of a run.
+type Config struct {
+	// Arrivals plays the workload from its beginning; the same seed gives the
+	// same requests.
+	Arrivals func(seed uint64) arrival.Source
+	Seed     uint64
+	// Policy of the scheduler, or Oracle or CapacityOracle; policy.Default
+	// when empty.
+	Policy string
+	// Pods in the fleet, 1 to 4,096.
+	Pods int
+	// Engine of every pod.
+	Engine Profile
+	// Capacity multiplies the engine's KV cache; 0: 1.
+	Capacity float64
+	// Admission of the engines; VLLM when empty.
+	Admission Admission
+	// EnginePriority lets engines serve the waiting requests by the priority
+	// of the scheduler's answer.
+	EnginePriority bool
+	// EventLag is the time from an engine's event to the scheduler,
+	// SampleAge the same for its load; DecisionLag the time from the
+	// scheduler's answer to the engine.
+	EventLag, SampleAge, DecisionLag time.Duration
+	// SampleInterval is the time between two load samples; 0: 1 s.
+	SampleInterval time.Duration
+	// Lose is the share of event batches that are lost, Resync the time in
+	// which a snapshot comes then; 0: 100 ms.
+	Lose   float64
+	Resync time.Duration
+	// NoReports: the scheduler is not told of first tokens and ends.
+	NoReports bool
+	// Restarts of engines, which come back empty; what they served is sent
+	// again. Adds are the times at which an empty pod joins.
+	Restarts []Restart
+	Adds     []time.Duration
+	// Progress, if set, is called as requests end.
+	Progress func(done, total int)
+
+	blockSize int
+}
+
+// Restart of one engine.
+type Restart struct {
+	Pod int
+	At  time.Duration
+}
+
+func (c Config) withDefaults() Config {
+	c.Policy = cmp.Or(c.Policy, policy.Default)
+	c.Capacity = cmp.Or(c.Capacity, 1)
+	c.Admission = cmp.Or(c.Admission, VLLM)
+	c.SampleInterval = cmp.Or(c.SampleInterval, time.Second)
+	c.Resync = cmp.Or(c.Resync, 100*time.Millisecond)
+	c.Engine = c.Engine.withDefaults()
+	if c.Progress == nil {
+		c.Progress = func(int, int) {}
+	}
+	return c
+}
+
+// maxPods bounds a fleet, as the scheduler does.
+const maxPods = 4096
+
+// Validate joins all that is wrong with a Config.
+func (c Config) Validate() error {
+	var errs []error
+	bad := func(wrong bool, format string, args ...any) {
+		if wrong {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	c = c.withDefaults()
+	bad(c.Arrivals == nil, "no arrivals")
+	bad(c.Pods < 1 || c.Pods+len(c.Adds) > maxPods, "%d pods and %d added: want 1 to %d in all", c.Pods, len(c.Adds), maxPods)
+	bad(!(c.Capacity > 0 && c.Capacity <= 1e4), "capacity %v: want a multiple of the engine's KV cache, above 0 and at most 10,000", c.Capacity)
+	bad(c.Admission != VLLM && c.Admission != Reserve, "admission %q: want %s or %s", c.Admission, VLLM, Reserve)
+	bad(!(c.Lose >= 0 && c.Lose < 1), "lose %v: want a share from 0 to less than 1", c.Lose)
+	for name, d := range map[string]time.Duration{
+		"event lag": c.EventLag, "sample age": c.SampleAge, "decision lag": c.DecisionLag, "resync": c.Resync,
+	} {
+		bad(d < 0, "%s %v: want no less than 0", name, d)
+	}
+	bad(c.SampleInterval < time.Millisecond, "sample interval %v: want at least 1ms", c.SampleInterval)
+	for _, r := range c.Restarts {
+		bad(r.Pod < 0 || r.Pod >= c.Pods || r.At < 0, "restart of pod %d at %v: want a pod from 0 to %d and a time from 0", r.Pod, r.At, c.Pods-1)
+	}
+	for _, at := range c.Adds {
+		bad(at < 0, "pod added at %v: want a time from 0", at)
+	}
+	if !bound(c.Policy) {
+		if _, err := policy.Named(c.Policy); err != nil {
+			errs = append(errs, fmt.Errorf("%w; beside the scheduler's there are %s and %s", err, Oracle, CapacityOracle))
+		}
+	}
+	errs = append(errs, c.Engine.Validate())
+	return errors.Join(errs...)
+}
+
+// pod is one engine of the fleet.
+type pod struct {
+	*engine
+	name string
+	wire *wire
+}
+
+// run is one run under way.
+type run struct {
+	cfg      Config
+	calendar calendar
+	random   *rand.Rand
+	source   arrival.Source
+	placer   placer
+	pods     []*pod
+	open     int // requests that came and have not ended
+	log      log
+}
+
+// Run plays the workload to its end.
+func Run(cfg Config) (Result, error) {
+	if err := cfg.Validate(); err != nil {
+		return Result{}, err
+	}
+	r := &run{cfg: cfg.withDefaults()}
+	if err := r.start(); err != nil {
+		return Result{}, err
+	}
+	if err := r.play(); err != nil {
+		return Result{}, err
+	}
+	return r.result(), nil
+}
+
+// start sets up the fleet.
+func (r *run) start() error {
+	r.random = rand.New(rand.NewPCG(r.cfg.Seed, 0x73696d))
+	r.source = r.cfg.Arrivals(r.cfg.Seed)
+	r.cfg.blockSize = r.source.BlockSize()
+	if r.blocks() < 1 {
+		return fmt.Errorf("a KV cache of %d tokens times %v has no block of %d", r.cfg.Engine.KVTokens, r.cfg.Capacity, r.cfg.blockSize)
+	}
+	var err error
+	if r.placer, err = newPlacer(r); err != nil {
+		return err
+	}
+	for range r.cfg.Pods {
+		r.add()
+	}
+	for _, s := range r.cfg.Restarts {
+		r.calendar.at(s.At, func() { r.restart(r.pods[s.Pod]) })
+	}
+	for _, at := range r.cfg.Adds {
+		r.calendar.at(at, r.add)
+	}
+	return nil
+}
+
+// blocks of one engine.
+func (r *run) blocks() int {
+	return int(float64(r.cfg.Engine.KVTokens) * r.cfg.Capacity / float64(r.cfg.blockSize))
+}
+
+// newPlacer returns the arm that the policy names.
+func newPlacer(r *run) (placer, error) {
+	switch r.cfg.Policy {
+	case Oracle:
+		return newPooled(nil), nil
+	case CapacityOracle:
+		hits, err := bestHits(r.cfg.Arrivals(r.cfg.Seed), r.blocks()*r.cfg.Pods)
+		return newPooled(hits), err
+	}
+	return newScout(r)
+}
+
+// add lets an empty pod join.
+func (r *run) add() {
+	p := &pod{name: fmt.Sprintf("pod-%04d", len(r.pods))}
+	p.engine = newEngine(r.cfg.Engine, r.cfg.blockSize, r.blocks(), &r.calendar, teller{r, p})
+	p.admission, p.ranked = r.cfg.Admission, r.cfg.EnginePriority
+	r.pods = append(r.pods, p)
+	r.placer.join(p)
+}
+
+// play lets one thing happen after the other until every request has ended.
+func (r *run) play() error {
+	for {
+		arrives, more := r.source.Peek()
+		if r.open == 0 && !more {
+			return nil
+		}
+		next, ok := r.calendar.next()
+		if more && (!ok || arrives <= next) {
+			q, _ := r.source.Next()
+			r.calendar.now = max(r.calendar.now, q.At)
+			r.open++
+			r.log.came(&q, r.cfg.blockSize)
+			if err := r.send(&request{Request: q}); err != nil {
+				return err
+			}
+			continue
+		}
+		r.calendar.step()
+	}
+}
+
+// send places a request.
+func (r *run) send(q *request) error {
+	if ceil(q.Length+q.Output, r.cfg.blockSize) > r.blocks() {
+		r.refuse(q)
+		return nil
+	}
+	p, err := r.placer.place(q)
+	if err != nil {
+		return fmt.Errorf("request %d: %w", q.ID, err)
+	}
+	r.log.placed(q, p)
+	if r.cfg.DecisionLag == 0 {
+		p.serve(q)
+		return nil
+	}
+	r.calendar.at(r.calendar.now+r.cfg.DecisionLag, func() { p.serve(q) })
+	return nil
+}
+
+// refuse ends a request that no engine could ever serve.
+func (r *run) refuse(q *request) {
+	r.log.rejects++
+	r.over(q)
+}
+
+func (r *run) over(q *request) {
+	r.open--
+	r.source.Done(q.ID, r.calendar.now)
+	r.cfg.Progress(r.log.ended(), r.source.Len())
+}
+
+// restart ends the life of an engine and begins another. Its requests are sent
+// again from the beginning, as callers do.
+func (r *run) restart(p *pod) {
+	broken := p.reset()
+	r.placer.restart(p)
+	for _, q := range broken {
+		r.placer.end(q, fleet.Failed)
+		again := &request{Request: q.Request, resent: q.resent + 1}
+		if err := r.send(again); err != nil {
+			panic(fmt.Sprintf("sim: %v", err)) // the fleet has not changed
+		}
+	}
+}
+
+// teller hears what comes out of the engine of a pod.
+type teller struct {
+	run *run
+	pod *pod
+}
+
+func (t teller) firstToken(q *request) { t.run.placer.firstToken(q) }
+
+func (t teller) end(q *request) {
+	t.run.placer.end(q, fleet.Finished)
+	t.run.log.finished(q, t.run.calendar.now)
+	t.run.over(q)
+}
+
+func (t teller) step() { t.run.placer.step(t.pod) }

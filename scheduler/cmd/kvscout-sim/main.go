@@ -151,10 +151,10 @@ func (o options) play(ctx context.Context, stdout, stderr io.Writer) error {
 	}
 	o.Arrivals = workload.Play
 	var configs []sim.Config
-	for name := range strings.SplitSeq(o.policies, ",") {
+	for _, name := range names(o.policies) {
 		for i := range o.seeds {
 			c := o.Config
-			c.Policy, c.Seed = strings.TrimSpace(name), o.Seed+uint64(i)
+			c.Policy, c.Seed = name, o.Seed+uint64(i)
 			if err := c.Validate(); err != nil {
 				return err
 			}
@@ -176,6 +176,21 @@ func (o options) play(ctx context.Context, stdout, stderr io.Writer) error {
 		return nil
 	}
 	return table(stdout, results)
+}
+
+// names splits a list of policies. A comma may also stand between parameters of
+// one: what has an equals sign and no colon belongs to the name before.
+func names(list string) []string {
+	var names []string
+	for piece := range strings.SplitSeq(list, ",") {
+		piece = strings.TrimSpace(piece)
+		if n := len(names); n > 0 && strings.Contains(piece, "=") && !strings.Contains(piece, ":") {
+			names[n-1] += "," + piece
+			continue
+		}
+		names = append(names, piece)
+	}
+	return names
 }
 
 func (o options) workload() (arrival.Workload, error) {

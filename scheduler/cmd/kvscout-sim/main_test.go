@@ -60,6 +60,13 @@ func TestTableHasALineForEachRun(t *testing.T) {
 	}
 }
 
+func TestPoliciesMayHaveParameters(t *testing.T) {
+	got := names("default, weighted:prefix=3,kv=2,oracle,sticky:share=0.8")
+	if diff := cmp.Diff([]string{"default", "weighted:prefix=3,kv=2", "oracle", "sticky:share=0.8"}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestEngineOfAFile(t *testing.T) {
 	p, _ := sim.Engine("")
 	p.Name, p.TokenMS = "", 10*p.TokenMS

@@ -129,6 +129,8 @@ func (b *builder) observeFleet(s *Scheduler) {
 		see(int64(st.Expired), telemetry.AttrEvent, "expired")
 		see(int64(st.Evicted), telemetry.AttrEvent, "evicted")
 		see(int64(st.Refused), telemetry.AttrEvent, "refused_member")
+		see(int64(st.Failures), telemetry.AttrEvent, "failure")
+		see(int64(st.Paused), telemetry.AttrEvent, "left_out")
 	})
 	// Members come and go, and take what was reported of them along: the sums
 	// are those of the members that are there.

@@ -33,6 +33,9 @@ type Choice struct {
 	FirstTokenMS float64
 	// Cached is the number of prompt tokens predicted as cached.
 	Cached uint64
+	// Anyway chooses the member even if it is left out for its failures:
+	// nobody else could be chosen.
+	Anyway bool
 	// Share of the member that the request takes until its end; 0: not known.
 	Share float64
 	// EndMS is the predicted time to the end. Where nobody reports, slot and
@@ -90,6 +93,7 @@ type decision struct {
 	seen       bool // by the member's load sample
 	counted    bool // the engine's counts were reported
 	moved      bool // another member than the chosen one served it
+	lost       bool // who served it is none of ours
 	at, turn   time.Time
 	tokens     uint64
 	prefillMS  float64
@@ -159,7 +163,8 @@ func (o *decisions) dropMember(s *slot) {
 // Member.Reserved and by last is true until its choice is charged. choose
 // returns false to charge nothing. It must be short and must not call the
 // Fleet. last is the session's last member, if it is still there. Decide
-// returns false if nothing was charged: choose said so, or the member left.
+// returns false if nothing was charged: choose said so, the member left, or it
+// is left out for failures by now.
 func (f *Fleet) Decide(session string, now time.Time, choose func(last ID, known bool) (Choice, bool)) (Decision, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -170,6 +175,9 @@ func (f *Fleet) Decide(session string, now time.Time, choose func(last ID, known
 	}
 	s := f.slotLocked(c.Member.ID)
 	if s == nil || s.member.account != c.Member.account {
+		return 0, false
+	}
+	if !c.Anyway && !s.breaker.state.Until(now).IsZero() {
 		return 0, false
 	}
 	for len(f.open.byID) >= f.cfg.MaxDecisions {
@@ -208,6 +216,8 @@ func (f *Fleet) Decide(session string, now time.Time, choose func(last ID, known
 	s.ledger.add(d)
 	s.ledger.sum.Last = f.stats.Decided
 	s.ledger.publish(s.member, now)
+	s.breaker.charged(now)
+	s.publishBreaker()
 	if c.Decode != nil && c.Decode.ID != c.Member.ID {
 		f.pairLocked(d, c.Decode, now)
 	}
@@ -260,6 +270,7 @@ func (f *Fleet) Report(r Report, now time.Time) (Asked, bool) {
 		d.counted = true
 		f.countLocked(d, r)
 	}
+	f.judgeLocked(d, r.Outcome, now)
 	switch r.Outcome {
 	case FirstToken:
 		if d.phase == prefilling {
@@ -282,6 +293,26 @@ func (f *Fleet) Report(r Report, now time.Time) (Asked, bool) {
 	return d.asked, true
 }
 
+// judgeLocked keeps the record of the member that served a decision, if it is
+// one of ours.
+func (f *Fleet) judgeLocked(d *decision, o Outcome, now time.Time) {
+	s := d.slot
+	switch {
+	case d.lost:
+		return
+	case o == FirstToken || o == Finished:
+		s.breaker.well(d.at)
+	case o == Failed:
+		f.stats.Failures++
+		if s.breaker.failed(now) {
+			f.stats.Paused++
+		}
+	default:
+		return
+	}
+	s.publishBreaker()
+}
+
 // moveLocked charges the decision to the member that really serves it. A name
 // that nobody has leaves it where it is not: nobody is charged.
 func (f *Fleet) moveLocked(d *decision, name string, now time.Time) {
@@ -295,6 +326,7 @@ func (f *Fleet) moveLocked(d *decision, name string, now time.Time) {
 	}
 	d.moved = true
 	to, ok := f.names[name]
+	d.lost = !ok
 	if !ok {
 		d.phase = silent
 		return

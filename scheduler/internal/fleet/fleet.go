@@ -101,8 +101,9 @@ type Stats struct {
 	Members, Decisions, Sessions int
 	// Decided counts decisions, Expired those whose prefill was never
 	// reported done, Evicted those dropped at the bound, Refused members that
-	// could not join.
-	Decided, Expired, Evicted, Refused uint64
+	// could not join, Failures reports of one, Paused members that were left
+	// out for them.
+	Decided, Expired, Evicted, Refused, Failures, Paused uint64
 }
 
 // slot is the mutable side of a member, guarded by Fleet.mu.
@@ -110,6 +111,14 @@ type slot struct {
 	member   *Member // what views show
 	position int     // in Fleet.members
 	ledger   ledger
+	breaker  breaker
+}
+
+// publishBreaker lets readers see whether the member is left out.
+func (s *slot) publishBreaker() {
+	if state := s.breaker.state; *s.member.account.failing.Load() != state {
+		s.member.account.failing.Store(&state)
+	}
 }
 
 // New returns an empty fleet.
@@ -200,6 +209,8 @@ func (f *Fleet) SetPicture(id ID, p Picture) {
 	m := *s.member
 	if m.Picture.Epoch != 0 && p.Epoch != m.Picture.Epoch {
 		f.open.dropMember(s)
+		s.breaker = breaker{}
+		s.publishBreaker()
 	}
 	m.Picture = p
 	f.replaceLocked(s, &m)

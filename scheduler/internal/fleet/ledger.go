@@ -61,12 +61,14 @@ type Reported struct {
 type account struct {
 	reserved atomic.Pointer[Reserved]
 	reported atomic.Pointer[Reported]
+	failing  atomic.Pointer[Failing]
 }
 
 func newAccount() *account {
 	a := &account{}
 	a.reserved.Store(&Reserved{})
 	a.reported.Store(&Reported{})
+	a.failing.Store(&Failing{})
 	return a
 }
 

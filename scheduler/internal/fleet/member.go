@@ -171,7 +171,7 @@ type Picture struct {
 }
 
 // Member is what was known of a member when its View was made. All but
-// Reserved stays as it is.
+// Reserved, Reported and Failing stays as it is.
 type Member struct {
 	ID      ID
 	Info    *Info // not to be changed
@@ -186,6 +186,9 @@ func (m *Member) Reserved() Reserved { return *m.account.reserved.Load() }
 
 // Reported is what callers have reported of the member up to this moment.
 func (m *Member) Reported() Reported { return *m.account.reported.Load() }
+
+// Failing says whether callers reported failures of the member lately.
+func (m *Member) Failing() Failing { return *m.account.failing.Load() }
 
 // HasAdapter tells whether the member serves the adapter.
 func (m *Member) HasAdapter(name string) bool {

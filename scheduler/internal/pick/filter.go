@@ -24,6 +24,7 @@ type work struct {
 	mark       uint64   // by which this one can be recognised; 0: none
 	texts      []uint64 // keys of the prompt's beginnings
 	misfits    int      // candidates with blocks of another size than the keys'
+	failing    bool     // all candidates are left out for failures
 	gauges     bool
 	best       int
 	near       int // candidates whose score is as good as the best
@@ -37,10 +38,20 @@ type candidate struct {
 	scope    int // in work.scopes; -1: its blocks have no keys here
 	speed    *learn.Speed
 	requests int // at the engine, as believed when scored
+	doubt    doubt
 	// cached tokens by tier, and those beyond that are only predicted
 	gpu, host, disk, predicted int
 	tie                        uint64 // hashed with the name where scores are equal
 }
+
+// doubt says why a candidate should rather not be chosen.
+type doubt uint8
+
+const (
+	sound   doubt = iota
+	failing       // callers reported failures
+	lost          // silent, or out of its agent's reach
+)
 
 func (w *work) release() {
 	for i := range w.candidates {
@@ -52,8 +63,8 @@ func (w *work) release() {
 		w.scopes[i].release()
 	}
 	w.scopes = w.scopes[:0]
-	w.misfits = 0
 	w.texts = w.texts[:0]
+	w.misfits, w.failing = 0, false
 }
 
 // filter collects who may serve the request.
@@ -66,8 +77,17 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 		return fmt.Errorf("model %q: %w", r.Model, ErrModel)
 	}
 	before := view.SilentBefore(now)
-	lost := func(m *fleet.Member) bool { return m.Load.Unreachable || m.Heard.Before(before) }
-	var served, silent, asleep int
+	doubtOf := func(m *fleet.Member) doubt {
+		switch {
+		case m.Load.Unreachable || m.Heard.Before(before):
+			return lost
+		case !m.Failing().Until(now).IsZero():
+			return failing
+		}
+		return sound
+	}
+	least, most := lost, sound
+	var served, asleep int
 	for _, s := range services {
 		m := view.Members[s.Position]
 		adapter := r.Adapter
@@ -85,16 +105,16 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 			asleep++
 			continue
 		}
-		if lost(m) {
-			silent++
-		}
-		w.candidates = append(w.candidates, candidate{member: m, adapter: adapter, scope: -1})
+		d := doubtOf(m)
+		least, most = min(least, d), max(most, d)
+		w.candidates = append(w.candidates, candidate{member: m, adapter: adapter, scope: -1, doubt: d})
 	}
-	// A candidate that is silent or out of its agent's reach is better than none.
-	if 0 < silent && silent < len(w.candidates) {
+	// A candidate that is failing or silent is better than none.
+	w.failing = least == failing && len(w.candidates) > 0
+	if least < most {
 		kept := w.candidates[:0]
 		for i := range w.candidates {
-			if c := &w.candidates[i]; !lost(c.member) {
+			if c := &w.candidates[i]; c.doubt == least {
 				kept = append(kept, *c)
 			}
 		}

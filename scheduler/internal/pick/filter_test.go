@@ -138,3 +138,37 @@ func TestSilentAndSleepingAreNotChosen(t *testing.T) {
 		t.Errorf("nobody is heard: %s, stale %v, %q", first(d), d.Stale, d.Fallback)
 	}
 }
+
+func (b *bed) fail(id fleet.ID, now time.Time) {
+	for range 3 {
+		m := b.fleet.View().Member(id)
+		d, _ := b.fleet.Decide("", now, func(fleet.ID, bool) (fleet.Choice, bool) {
+			return fleet.Choice{Member: m, Anyway: true}, true
+		})
+		b.fleet.Report(fleet.Report{Decision: d, Outcome: fleet.Failed}, now)
+	}
+}
+
+func TestWhoFailsIsLeftOutWhileAnotherIsThere(t *testing.T) {
+	b := newBed(t)
+	good, bad := b.join("good"), b.join("bad")
+	p := prompt(1, 0, 3200)
+	b.gpu(bad, p, 200)
+	r := Request{Prompt: tokens(p), Reserve: true}
+	if got := first(b.pick(r)); got != "bad" {
+		t.Fatalf("%s before any failure", got)
+	}
+	b.fail(bad, t0)
+	if d := b.pick(r); first(d) != "good" || d.Fallback != "" || len(d.Candidates) != 1 {
+		t.Fatalf("%s, fallback %q", first(d), d.Fallback)
+	}
+	b.fail(good, t0)
+	d := b.pick(r)
+	if first(d) != "bad" || len(d.Candidates) != 2 || !strings.Contains(d.Fallback, "failed lately") {
+		t.Errorf("all fail: %s of %d, fallback %q", first(d), len(d.Candidates), d.Fallback)
+	}
+	r.Exclude = []Ref{{Member: "bad"}}
+	if d := b.pick(r); first(d) != "good" {
+		t.Errorf("%s is chosen though excluded", first(d))
+	}
+}

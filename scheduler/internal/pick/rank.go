@@ -129,6 +129,7 @@ func (w *work) choice(r *Request) fleet.Choice {
 		PrefillMS:    cost.Load + cost.Prefill,
 		FirstTokenMS: cost.FirstToken(),
 		Cached:       uint64(c.GPU + c.Host + c.Disk + c.Predicted),
+		Anyway:       w.candidates[w.best].doubt != sound,
 	}
 }
 

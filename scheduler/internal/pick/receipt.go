@@ -123,6 +123,9 @@ func (w *work) fallback(r *Request, pol policy.Policy, view *fleet.View, now tim
 		lacks = append(lacks, fmt.Sprintf("keys for blocks of %d tokens do not fit %d of %d candidates",
 			r.Prompt.BlockSize, w.misfits, len(w.candidates)))
 	}
+	if w.failing {
+		lacks = append(lacks, "every candidate failed lately by report: the best of them")
+	}
 	if view.Stale(now) {
 		lacks = append(lacks, "no member is heard: last known state")
 	}

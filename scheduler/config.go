@@ -48,6 +48,9 @@ type Config struct {
 	IndexBytes int64
 	// Policy of requests that name none; empty: by predicted time.
 	Policy string
+	// ShadowPolicy is asked about every request and does not decide: what it
+	// would have changed is counted; empty: none.
+	ShadowPolicy string
 	// MaxMembers bounds the members at a time; 4096.
 	MaxMembers int
 	// Grace is how long a silent member is remembered; 30 s.
@@ -124,6 +127,9 @@ func (c Config) Validate() error {
 	}
 	if _, err := policy.Named(c.Policy); err != nil {
 		bad("Policy", "%v", err)
+	}
+	if _, err := policy.Named(c.ShadowPolicy); err != nil {
+		bad("ShadowPolicy", "%v", err)
 	}
 	c.validateAccess(bad)
 	for _, n := range []struct {

@@ -3,7 +3,6 @@ package scheduler
 import (
 	"context"
 	"strings"
-	"sync"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -18,37 +17,21 @@ import (
 // meters are the instruments that are told of each answer. Everything else is
 // read from the rooms' Stats when somebody asks.
 type meters struct {
-	decisions metric.Int64Counter
-	duration  metric.Float64Histogram
+	decisions *decisions
 	reports   metric.Int64Counter
 	calls     *calls
-
-	mu   sync.RWMutex // guards made
-	made map[labels]options
 }
 
-// labels of an answer. There are as many as methods, policies and two.
-type labels struct {
-	method, policy string
-	fallback       bool
-}
-
-type options struct {
-	count  []metric.AddOption
-	record []metric.RecordOption
-}
-
-// durations in seconds, from a cached lookup to an engine that renders.
+// durations in seconds, from a decision that is a lookup to an engine that
+// renders.
 var durations = []float64{
-	.00001, .00002, .00005, .0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5,
+	.000001, .000002, .000005, .00001, .00002, .00005, .0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5,
 }
 
 func newMeters(s *Scheduler) (*meters, error) {
 	b := &builder{meter: s.telemetry.Meters.Meter(telemetry.Scope)}
 	m := &meters{
-		made:      make(map[labels]options),
-		decisions: b.counter(telemetry.SchedulerDecisions, "{decision}", "Answers to Pick and Score."),
-		duration:  b.histogram(telemetry.SchedulerDecisionDuration, "s", "Time from decoded request to answer.", durations),
+		decisions: newDecisions(b),
 		reports:   b.counter(telemetry.SchedulerReports, "{report}", "Calls of Report."),
 		calls:     newCalls(b),
 	}
@@ -62,40 +45,17 @@ func newMeters(s *Scheduler) (*meters, error) {
 
 // decided counts an answer and writes it into the call's span.
 func (m *meters) decided(ctx context.Context, d rpc.Decided) {
-	o := m.options(labels{method: d.Method, policy: d.Policy, fallback: d.Fallback != ""})
-	m.decisions.Add(ctx, 1, o.count...)
-	m.duration.Record(ctx, d.Took.Seconds(), o.record...)
+	m.decisions.decided(ctx, &d)
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
 		span.SetAttributes(
-			attribute.String(telemetry.AttrDecision, d.Decision),
-			attribute.String(telemetry.AttrMember, d.Member),
-			attribute.String(telemetry.AttrPolicy, d.Policy),
-			attribute.String(telemetry.AttrFallbackReason, d.Fallback),
-			attribute.Int(telemetry.AttrPromptTokens, d.PromptTokens),
-			attribute.Int(telemetry.AttrCachedTokens, d.CachedTokens),
+			attribute.String(telemetry.AttrDecision, d.Decision.ID),
+			attribute.String(telemetry.AttrMember, d.Decision.Candidates[0].Member.Info.Name),
+			attribute.String(telemetry.AttrPolicy, d.Decision.Policy),
+			attribute.String(telemetry.AttrFallbackReason, d.Decision.Fallback),
+			attribute.Int(telemetry.AttrPromptTokens, d.Decision.PromptTokens),
+			attribute.Int(telemetry.AttrCachedTokens, d.Decision.Candidates[0].Cached.Known()),
 		)
 	}
-}
-
-// options returns the attributes of an answer, ready for the instruments. They
-// are made once: every answer needs them.
-func (m *meters) options(l labels) options {
-	m.mu.RLock()
-	o, ok := m.made[l]
-	m.mu.RUnlock()
-	if ok {
-		return o
-	}
-	method := attribute.String(telemetry.AttrMethod, l.method)
-	o = options{
-		count: []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(method,
-			attribute.String(telemetry.AttrPolicy, l.policy), attribute.Bool(telemetry.AttrFallback, l.fallback)))},
-		record: []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(method))},
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.made[l] = o
-	return o
 }
 
 func (m *meters) reported(o pb.Outcome) {
@@ -266,6 +226,12 @@ func (b *builder) keep(err error) {
 
 func (b *builder) counter(name, unit, help string) metric.Int64Counter {
 	c, err := b.meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(help))
+	b.keep(err)
+	return c
+}
+
+func (b *builder) floatCounter(name, unit, help string) metric.Float64Counter {
+	c, err := b.meter.Float64Counter(name, metric.WithUnit(unit), metric.WithDescription(help))
 	b.keep(err)
 	return c
 }

@@ -88,7 +88,7 @@ func New(cfg Config) (*Scheduler, error) {
 	if s.transport, err = cfg.transport(); err != nil {
 		return nil, err
 	}
-	if s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Policy: cfg.Policy, Seed: rand.Uint64()}); err != nil {
+	if s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Policy: cfg.Policy, Shadow: cfg.ShadowPolicy, Seed: rand.Uint64()}); err != nil {
 		return nil, err
 	}
 	s.intake = intake.New(intake.Config{

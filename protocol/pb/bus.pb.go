@@ -143,6 +143,63 @@ func (Trust) EnumDescriptor() ([]byte, []int) {
 	return file_pb_bus_proto_rawDescGZIP(), []int{1}
 }
 
+type End_Kind int32
+
+const (
+	End_KIND_UNSPECIFIED End_Kind = 0
+	// KIND_FIRST_TOKEN: prefill is done, decoding goes on.
+	End_KIND_FIRST_TOKEN End_Kind = 1
+	End_KIND_FINISHED    End_Kind = 2
+	End_KIND_FAILED      End_Kind = 3
+	// KIND_CANCELLED: never sent, or given up by the client.
+	End_KIND_CANCELLED End_Kind = 4
+)
+
+// Enum value maps for End_Kind.
+var (
+	End_Kind_name = map[int32]string{
+		0: "KIND_UNSPECIFIED",
+		1: "KIND_FIRST_TOKEN",
+		2: "KIND_FINISHED",
+		3: "KIND_FAILED",
+		4: "KIND_CANCELLED",
+	}
+	End_Kind_value = map[string]int32{
+		"KIND_UNSPECIFIED": 0,
+		"KIND_FIRST_TOKEN": 1,
+		"KIND_FINISHED":    2,
+		"KIND_FAILED":      3,
+		"KIND_CANCELLED":   4,
+	}
+)
+
+func (x End_Kind) Enum() *End_Kind {
+	p := new(End_Kind)
+	*p = x
+	return p
+}
+
+func (x End_Kind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (End_Kind) Descriptor() protoreflect.EnumDescriptor {
+	return file_pb_bus_proto_enumTypes[2].Descriptor()
+}
+
+func (End_Kind) Type() protoreflect.EnumType {
+	return &file_pb_bus_proto_enumTypes[2]
+}
+
+func (x End_Kind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use End_Kind.Descriptor instead.
+func (End_Kind) EnumDescriptor() ([]byte, []int) {
+	return file_pb_bus_proto_rawDescGZIP(), []int{14, 0}
+}
+
 // Header opens every message of an agent.
 type Header struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1250,6 +1307,283 @@ func (x *SnapshotChunk) GetEngineBatches() uint64 {
 	return 0
 }
 
+// Picks is what one scheduler tells the others of a pool about its decisions
+// since the last message. It is best effort: who misses one is a little less
+// well informed until reservations expire or load samples replace them.
+type Picks struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Version uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	// sender is a random number of one life of one scheduler; never 0.
+	Sender uint64 `protobuf:"fixed64,2,opt,name=sender,proto3" json:"sender,omitempty"`
+	// sequence counts the sender's messages, from 1.
+	Sequence      uint64    `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Charges       []*Charge `protobuf:"bytes,4,rep,name=charges,proto3" json:"charges,omitempty"`
+	Ends          []*End    `protobuf:"bytes,5,rep,name=ends,proto3" json:"ends,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Picks) Reset() {
+	*x = Picks{}
+	mi := &file_pb_bus_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Picks) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Picks) ProtoMessage() {}
+
+func (x *Picks) ProtoReflect() protoreflect.Message {
+	mi := &file_pb_bus_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Picks.ProtoReflect.Descriptor instead.
+func (*Picks) Descriptor() ([]byte, []int) {
+	return file_pb_bus_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Picks) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Picks) GetSender() uint64 {
+	if x != nil {
+		return x.Sender
+	}
+	return 0
+}
+
+func (x *Picks) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *Picks) GetCharges() []*Charge {
+	if x != nil {
+		return x.Charges
+	}
+	return nil
+}
+
+func (x *Picks) GetEnds() []*End {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
+// Charge is one decision.
+type Charge struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// decision as named in Report.
+	Decision uint64 `protobuf:"fixed64,1,opt,name=decision,proto3" json:"decision,omitempty"`
+	Member   string `protobuf:"bytes,2,opt,name=member,proto3" json:"member,omitempty"`
+	// epoch of the member's engine that the decision stands on.
+	Epoch uint64 `protobuf:"fixed64,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// age_ms between the decision and sending this.
+	AgeMs uint32 `protobuf:"varint,4,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
+	// uncached_tokens to compute, and how long that takes.
+	UncachedTokens uint64  `protobuf:"varint,5,opt,name=uncached_tokens,json=uncachedTokens,proto3" json:"uncached_tokens,omitempty"`
+	PrefillMs      float64 `protobuf:"fixed64,6,opt,name=prefill_ms,json=prefillMs,proto3" json:"prefill_ms,omitempty"`
+	// first_token_ms is the predicted time to the first token, wait included.
+	FirstTokenMs float64 `protobuf:"fixed64,7,opt,name=first_token_ms,json=firstTokenMs,proto3" json:"first_token_ms,omitempty"`
+	// cached_tokens predicted.
+	CachedTokens uint64 `protobuf:"varint,8,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
+	// marks are the keys of every mark_stride-th block of the prompt, from the
+	// first of them on: what will be held there when it is computed. At most 256.
+	Marks      []uint64 `protobuf:"fixed64,9,rep,packed,name=marks,proto3" json:"marks,omitempty"`
+	MarkStride uint32   `protobuf:"varint,10,opt,name=mark_stride,json=markStride,proto3" json:"mark_stride,omitempty"`
+	// predicted_ms is how long marks are to be believed without an event.
+	PredictedMs   uint32 `protobuf:"varint,11,opt,name=predicted_ms,json=predictedMs,proto3" json:"predicted_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Charge) Reset() {
+	*x = Charge{}
+	mi := &file_pb_bus_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Charge) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Charge) ProtoMessage() {}
+
+func (x *Charge) ProtoReflect() protoreflect.Message {
+	mi := &file_pb_bus_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Charge.ProtoReflect.Descriptor instead.
+func (*Charge) Descriptor() ([]byte, []int) {
+	return file_pb_bus_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Charge) GetDecision() uint64 {
+	if x != nil {
+		return x.Decision
+	}
+	return 0
+}
+
+func (x *Charge) GetMember() string {
+	if x != nil {
+		return x.Member
+	}
+	return ""
+}
+
+func (x *Charge) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Charge) GetAgeMs() uint32 {
+	if x != nil {
+		return x.AgeMs
+	}
+	return 0
+}
+
+func (x *Charge) GetUncachedTokens() uint64 {
+	if x != nil {
+		return x.UncachedTokens
+	}
+	return 0
+}
+
+func (x *Charge) GetPrefillMs() float64 {
+	if x != nil {
+		return x.PrefillMs
+	}
+	return 0
+}
+
+func (x *Charge) GetFirstTokenMs() float64 {
+	if x != nil {
+		return x.FirstTokenMs
+	}
+	return 0
+}
+
+func (x *Charge) GetCachedTokens() uint64 {
+	if x != nil {
+		return x.CachedTokens
+	}
+	return 0
+}
+
+func (x *Charge) GetMarks() []uint64 {
+	if x != nil {
+		return x.Marks
+	}
+	return nil
+}
+
+func (x *Charge) GetMarkStride() uint32 {
+	if x != nil {
+		return x.MarkStride
+	}
+	return 0
+}
+
+func (x *Charge) GetPredictedMs() uint32 {
+	if x != nil {
+		return x.PredictedMs
+	}
+	return 0
+}
+
+// End is what was reported of a decision.
+type End struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Decision uint64                 `protobuf:"fixed64,1,opt,name=decision,proto3" json:"decision,omitempty"`
+	Kind     End_Kind               `protobuf:"varint,2,opt,name=kind,proto3,enum=kvscout.bus.v1.End_Kind" json:"kind,omitempty"`
+	// member that served it; empty: the one that was charged.
+	Member        string `protobuf:"bytes,3,opt,name=member,proto3" json:"member,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *End) Reset() {
+	*x = End{}
+	mi := &file_pb_bus_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *End) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*End) ProtoMessage() {}
+
+func (x *End) ProtoReflect() protoreflect.Message {
+	mi := &file_pb_bus_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use End.ProtoReflect.Descriptor instead.
+func (*End) Descriptor() ([]byte, []int) {
+	return file_pb_bus_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *End) GetDecision() uint64 {
+	if x != nil {
+		return x.Decision
+	}
+	return 0
+}
+
+func (x *End) GetKind() End_Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return End_KIND_UNSPECIFIED
+}
+
+func (x *End) GetMember() string {
+	if x != nil {
+		return x.Member
+	}
+	return ""
+}
+
 var File_pb_bus_proto protoreflect.FileDescriptor
 
 const file_pb_bus_proto_rawDesc = "" +
@@ -1366,7 +1700,38 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\x05lanes\x18\x05 \x03(\v2\x19.kvscout.bus.v1.LaneStateR\x05lanes\x12+\n" +
 	"\x05trust\x18\x06 \x01(\x0e2\x15.kvscout.bus.v1.TrustR\x05trust\x12\x16\n" +
 	"\x06reason\x18\a \x01(\tR\x06reason\x12%\n" +
-	"\x0eengine_batches\x18\b \x01(\x04R\rengineBatches*H\n" +
+	"\x0eengine_batches\x18\b \x01(\x04R\rengineBatches\"\xb0\x01\n" +
+	"\x05Picks\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\rR\aversion\x12\x16\n" +
+	"\x06sender\x18\x02 \x01(\x06R\x06sender\x12\x1a\n" +
+	"\bsequence\x18\x03 \x01(\x04R\bsequence\x120\n" +
+	"\acharges\x18\x04 \x03(\v2\x16.kvscout.bus.v1.ChargeR\acharges\x12'\n" +
+	"\x04ends\x18\x05 \x03(\v2\x13.kvscout.bus.v1.EndR\x04ends\"\xd6\x02\n" +
+	"\x06Charge\x12\x1a\n" +
+	"\bdecision\x18\x01 \x01(\x06R\bdecision\x12\x16\n" +
+	"\x06member\x18\x02 \x01(\tR\x06member\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x06R\x05epoch\x12\x15\n" +
+	"\x06age_ms\x18\x04 \x01(\rR\x05ageMs\x12'\n" +
+	"\x0funcached_tokens\x18\x05 \x01(\x04R\x0euncachedTokens\x12\x1d\n" +
+	"\n" +
+	"prefill_ms\x18\x06 \x01(\x01R\tprefillMs\x12$\n" +
+	"\x0efirst_token_ms\x18\a \x01(\x01R\ffirstTokenMs\x12#\n" +
+	"\rcached_tokens\x18\b \x01(\x04R\fcachedTokens\x12\x14\n" +
+	"\x05marks\x18\t \x03(\x06R\x05marks\x12\x1f\n" +
+	"\vmark_stride\x18\n" +
+	" \x01(\rR\n" +
+	"markStride\x12!\n" +
+	"\fpredicted_ms\x18\v \x01(\rR\vpredictedMs\"\xd3\x01\n" +
+	"\x03End\x12\x1a\n" +
+	"\bdecision\x18\x01 \x01(\x06R\bdecision\x12,\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x18.kvscout.bus.v1.End.KindR\x04kind\x12\x16\n" +
+	"\x06member\x18\x03 \x01(\tR\x06member\"j\n" +
+	"\x04Kind\x12\x14\n" +
+	"\x10KIND_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10KIND_FIRST_TOKEN\x10\x01\x12\x11\n" +
+	"\rKIND_FINISHED\x10\x02\x12\x0f\n" +
+	"\vKIND_FAILED\x10\x03\x12\x12\n" +
+	"\x0eKIND_CANCELLED\x10\x04*H\n" +
 	"\x04Lane\x12\x14\n" +
 	"\x10LANE_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bLANE_GPU\x10\x01\x12\r\n" +
@@ -1391,52 +1756,59 @@ func file_pb_bus_proto_rawDescGZIP() []byte {
 	return file_pb_bus_proto_rawDescData
 }
 
-var file_pb_bus_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_pb_bus_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_pb_bus_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_pb_bus_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_pb_bus_proto_goTypes = []any{
 	(Lane)(0),               // 0: kvscout.bus.v1.Lane
 	(Trust)(0),              // 1: kvscout.bus.v1.Trust
-	(*Header)(nil),          // 2: kvscout.bus.v1.Header
-	(*Stored)(nil),          // 3: kvscout.bus.v1.Stored
-	(*Removed)(nil),         // 4: kvscout.bus.v1.Removed
-	(*Change)(nil),          // 5: kvscout.bus.v1.Change
-	(*LaneState)(nil),       // 6: kvscout.bus.v1.LaneState
-	(*Delta)(nil),           // 7: kvscout.bus.v1.Delta
-	(*Adapter)(nil),         // 8: kvscout.bus.v1.Adapter
-	(*MemberInfo)(nil),      // 9: kvscout.bus.v1.MemberInfo
-	(*Load)(nil),            // 10: kvscout.bus.v1.Load
-	(*Heartbeat)(nil),       // 11: kvscout.bus.v1.Heartbeat
-	(*SnapshotRequest)(nil), // 12: kvscout.bus.v1.SnapshotRequest
-	(*SnapshotChunk)(nil),   // 13: kvscout.bus.v1.SnapshotChunk
-	nil,                     // 14: kvscout.bus.v1.MemberInfo.LabelsEntry
+	(End_Kind)(0),           // 2: kvscout.bus.v1.End.Kind
+	(*Header)(nil),          // 3: kvscout.bus.v1.Header
+	(*Stored)(nil),          // 4: kvscout.bus.v1.Stored
+	(*Removed)(nil),         // 5: kvscout.bus.v1.Removed
+	(*Change)(nil),          // 6: kvscout.bus.v1.Change
+	(*LaneState)(nil),       // 7: kvscout.bus.v1.LaneState
+	(*Delta)(nil),           // 8: kvscout.bus.v1.Delta
+	(*Adapter)(nil),         // 9: kvscout.bus.v1.Adapter
+	(*MemberInfo)(nil),      // 10: kvscout.bus.v1.MemberInfo
+	(*Load)(nil),            // 11: kvscout.bus.v1.Load
+	(*Heartbeat)(nil),       // 12: kvscout.bus.v1.Heartbeat
+	(*SnapshotRequest)(nil), // 13: kvscout.bus.v1.SnapshotRequest
+	(*SnapshotChunk)(nil),   // 14: kvscout.bus.v1.SnapshotChunk
+	(*Picks)(nil),           // 15: kvscout.bus.v1.Picks
+	(*Charge)(nil),          // 16: kvscout.bus.v1.Charge
+	(*End)(nil),             // 17: kvscout.bus.v1.End
+	nil,                     // 18: kvscout.bus.v1.MemberInfo.LabelsEntry
 }
 var file_pb_bus_proto_depIdxs = []int32{
 	0,  // 0: kvscout.bus.v1.Stored.lane:type_name -> kvscout.bus.v1.Lane
 	0,  // 1: kvscout.bus.v1.Stored.through:type_name -> kvscout.bus.v1.Lane
 	0,  // 2: kvscout.bus.v1.Removed.lane:type_name -> kvscout.bus.v1.Lane
 	0,  // 3: kvscout.bus.v1.Removed.through:type_name -> kvscout.bus.v1.Lane
-	3,  // 4: kvscout.bus.v1.Change.stored:type_name -> kvscout.bus.v1.Stored
-	4,  // 5: kvscout.bus.v1.Change.removed:type_name -> kvscout.bus.v1.Removed
+	4,  // 4: kvscout.bus.v1.Change.stored:type_name -> kvscout.bus.v1.Stored
+	5,  // 5: kvscout.bus.v1.Change.removed:type_name -> kvscout.bus.v1.Removed
 	0,  // 6: kvscout.bus.v1.LaneState.lane:type_name -> kvscout.bus.v1.Lane
-	2,  // 7: kvscout.bus.v1.Delta.header:type_name -> kvscout.bus.v1.Header
-	5,  // 8: kvscout.bus.v1.Delta.changes:type_name -> kvscout.bus.v1.Change
-	6,  // 9: kvscout.bus.v1.Delta.lanes:type_name -> kvscout.bus.v1.LaneState
-	8,  // 10: kvscout.bus.v1.MemberInfo.adapters:type_name -> kvscout.bus.v1.Adapter
-	14, // 11: kvscout.bus.v1.MemberInfo.labels:type_name -> kvscout.bus.v1.MemberInfo.LabelsEntry
-	2,  // 12: kvscout.bus.v1.Heartbeat.header:type_name -> kvscout.bus.v1.Header
-	9,  // 13: kvscout.bus.v1.Heartbeat.info:type_name -> kvscout.bus.v1.MemberInfo
-	10, // 14: kvscout.bus.v1.Heartbeat.load:type_name -> kvscout.bus.v1.Load
+	3,  // 7: kvscout.bus.v1.Delta.header:type_name -> kvscout.bus.v1.Header
+	6,  // 8: kvscout.bus.v1.Delta.changes:type_name -> kvscout.bus.v1.Change
+	7,  // 9: kvscout.bus.v1.Delta.lanes:type_name -> kvscout.bus.v1.LaneState
+	9,  // 10: kvscout.bus.v1.MemberInfo.adapters:type_name -> kvscout.bus.v1.Adapter
+	18, // 11: kvscout.bus.v1.MemberInfo.labels:type_name -> kvscout.bus.v1.MemberInfo.LabelsEntry
+	3,  // 12: kvscout.bus.v1.Heartbeat.header:type_name -> kvscout.bus.v1.Header
+	10, // 13: kvscout.bus.v1.Heartbeat.info:type_name -> kvscout.bus.v1.MemberInfo
+	11, // 14: kvscout.bus.v1.Heartbeat.load:type_name -> kvscout.bus.v1.Load
 	1,  // 15: kvscout.bus.v1.Heartbeat.trust:type_name -> kvscout.bus.v1.Trust
-	6,  // 16: kvscout.bus.v1.Heartbeat.lanes:type_name -> kvscout.bus.v1.LaneState
-	2,  // 17: kvscout.bus.v1.SnapshotChunk.header:type_name -> kvscout.bus.v1.Header
-	3,  // 18: kvscout.bus.v1.SnapshotChunk.stored:type_name -> kvscout.bus.v1.Stored
-	6,  // 19: kvscout.bus.v1.SnapshotChunk.lanes:type_name -> kvscout.bus.v1.LaneState
+	7,  // 16: kvscout.bus.v1.Heartbeat.lanes:type_name -> kvscout.bus.v1.LaneState
+	3,  // 17: kvscout.bus.v1.SnapshotChunk.header:type_name -> kvscout.bus.v1.Header
+	4,  // 18: kvscout.bus.v1.SnapshotChunk.stored:type_name -> kvscout.bus.v1.Stored
+	7,  // 19: kvscout.bus.v1.SnapshotChunk.lanes:type_name -> kvscout.bus.v1.LaneState
 	1,  // 20: kvscout.bus.v1.SnapshotChunk.trust:type_name -> kvscout.bus.v1.Trust
-	21, // [21:21] is the sub-list for method output_type
-	21, // [21:21] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	16, // 21: kvscout.bus.v1.Picks.charges:type_name -> kvscout.bus.v1.Charge
+	17, // 22: kvscout.bus.v1.Picks.ends:type_name -> kvscout.bus.v1.End
+	2,  // 23: kvscout.bus.v1.End.kind:type_name -> kvscout.bus.v1.End.Kind
+	24, // [24:24] is the sub-list for method output_type
+	24, // [24:24] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_pb_bus_proto_init() }
@@ -1454,8 +1826,8 @@ func file_pb_bus_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pb_bus_proto_rawDesc), len(file_pb_bus_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   13,
+			NumEnums:      3,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1576,6 +1576,215 @@ func (x *ScoreResponse) GetRanking() *Ranking {
 	return nil
 }
 
+type ExplainRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// request to explain; its top counts for nothing: all candidates are listed.
+	Request *Request `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	// shadow names the policy to compare with; empty: the scheduler's shadow
+	// policy.
+	Shadow        string `protobuf:"bytes,2,opt,name=shadow,proto3" json:"shadow,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainRequest) Reset() {
+	*x = ExplainRequest{}
+	mi := &file_pb_scheduler_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainRequest) ProtoMessage() {}
+
+func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pb_scheduler_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
+func (*ExplainRequest) Descriptor() ([]byte, []int) {
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ExplainRequest) GetRequest() *Request {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *ExplainRequest) GetShadow() string {
+	if x != nil {
+		return x.Shadow
+	}
+	return ""
+}
+
+type ExplainResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// ranking by the policy that decides.
+	Ranking *Ranking `protobuf:"bytes,1,opt,name=ranking,proto3" json:"ranking,omitempty"`
+	// shadow is the ranking of the same candidates, at the same moment, by the
+	// policy that is compared; absent where there is none.
+	Shadow         *Ranking        `protobuf:"bytes,2,opt,name=shadow,proto3" json:"shadow,omitempty"`
+	Counterfactual *Counterfactual `protobuf:"bytes,3,opt,name=counterfactual,proto3" json:"counterfactual,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ExplainResponse) Reset() {
+	*x = ExplainResponse{}
+	mi := &file_pb_scheduler_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainResponse) ProtoMessage() {}
+
+func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pb_scheduler_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
+func (*ExplainResponse) Descriptor() ([]byte, []int) {
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ExplainResponse) GetRanking() *Ranking {
+	if x != nil {
+		return x.Ranking
+	}
+	return nil
+}
+
+func (x *ExplainResponse) GetShadow() *Ranking {
+	if x != nil {
+		return x.Shadow
+	}
+	return nil
+}
+
+func (x *ExplainResponse) GetCounterfactual() *Counterfactual {
+	if x != nil {
+		return x.Counterfactual
+	}
+	return nil
+}
+
+// Counterfactual is what another policy would have changed. Differences are
+// the other policy's figure less that of the one that decides.
+type Counterfactual struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Policy string                 `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	// member where the request would have gone.
+	Member *Member `protobuf:"bytes,2,opt,name=member,proto3" json:"member,omitempty"`
+	// same: that is where it goes anyway.
+	Same bool `protobuf:"varint,3,opt,name=same,proto3" json:"same,omitempty"`
+	// first_token_ms is the difference of the predicted times to the first token.
+	FirstTokenMs float64 `protobuf:"fixed64,4,opt,name=first_token_ms,json=firstTokenMs,proto3" json:"first_token_ms,omitempty"`
+	// total_ms is the difference of the whole costs.
+	TotalMs float64 `protobuf:"fixed64,5,opt,name=total_ms,json=totalMs,proto3" json:"total_ms,omitempty"`
+	// cached_tokens is the difference of the prompt tokens found in the cache.
+	CachedTokens  int64 `protobuf:"varint,6,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Counterfactual) Reset() {
+	*x = Counterfactual{}
+	mi := &file_pb_scheduler_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Counterfactual) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Counterfactual) ProtoMessage() {}
+
+func (x *Counterfactual) ProtoReflect() protoreflect.Message {
+	mi := &file_pb_scheduler_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Counterfactual.ProtoReflect.Descriptor instead.
+func (*Counterfactual) Descriptor() ([]byte, []int) {
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *Counterfactual) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *Counterfactual) GetMember() *Member {
+	if x != nil {
+		return x.Member
+	}
+	return nil
+}
+
+func (x *Counterfactual) GetSame() bool {
+	if x != nil {
+		return x.Same
+	}
+	return false
+}
+
+func (x *Counterfactual) GetFirstTokenMs() float64 {
+	if x != nil {
+		return x.FirstTokenMs
+	}
+	return 0
+}
+
+func (x *Counterfactual) GetTotalMs() float64 {
+	if x != nil {
+		return x.TotalMs
+	}
+	return 0
+}
+
+func (x *Counterfactual) GetCachedTokens() int64 {
+	if x != nil {
+		return x.CachedTokens
+	}
+	return 0
+}
+
 type ReportRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Decision string                 `protobuf:"bytes,1,opt,name=decision,proto3" json:"decision,omitempty"`
@@ -1593,7 +1802,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_pb_scheduler_proto_msgTypes[18]
+	mi := &file_pb_scheduler_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1605,7 +1814,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_scheduler_proto_msgTypes[18]
+	mi := &file_pb_scheduler_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1618,7 +1827,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_pb_scheduler_proto_rawDescGZIP(), []int{18}
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReportRequest) GetDecision() string {
@@ -1680,7 +1889,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_pb_scheduler_proto_msgTypes[19]
+	mi := &file_pb_scheduler_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1692,7 +1901,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_scheduler_proto_msgTypes[19]
+	mi := &file_pb_scheduler_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1705,7 +1914,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_pb_scheduler_proto_rawDescGZIP(), []int{19}
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReportResponse) GetKnown() bool {
@@ -1725,7 +1934,7 @@ type FleetRequest struct {
 
 func (x *FleetRequest) Reset() {
 	*x = FleetRequest{}
-	mi := &file_pb_scheduler_proto_msgTypes[20]
+	mi := &file_pb_scheduler_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1737,7 +1946,7 @@ func (x *FleetRequest) String() string {
 func (*FleetRequest) ProtoMessage() {}
 
 func (x *FleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_scheduler_proto_msgTypes[20]
+	mi := &file_pb_scheduler_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1750,7 +1959,7 @@ func (x *FleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetRequest.ProtoReflect.Descriptor instead.
 func (*FleetRequest) Descriptor() ([]byte, []int) {
-	return file_pb_scheduler_proto_rawDescGZIP(), []int{20}
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *FleetRequest) GetModel() string {
@@ -1789,14 +1998,19 @@ type MemberState struct {
 	ReportedCachedTokens  uint64 `protobuf:"varint,20,opt,name=reported_cached_tokens,json=reportedCachedTokens,proto3" json:"reported_cached_tokens,omitempty"`
 	PredictedCachedTokens uint64 `protobuf:"varint,21,opt,name=predicted_cached_tokens,json=predictedCachedTokens,proto3" json:"predicted_cached_tokens,omitempty"`
 	// labels as given to the member's agent.
-	Labels        map[string]string `protobuf:"bytes,22,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Labels map[string]string `protobuf:"bytes,22,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// speed that decisions reckon with.
+	Speed *Speed `protobuf:"bytes,23,opt,name=speed,proto3" json:"speed,omitempty"`
+	// failing_ms: callers reported failures, and the member is left out for so
+	// long; 0: it is not.
+	FailingMs     uint32 `protobuf:"varint,24,opt,name=failing_ms,json=failingMs,proto3" json:"failing_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MemberState) Reset() {
 	*x = MemberState{}
-	mi := &file_pb_scheduler_proto_msgTypes[21]
+	mi := &file_pb_scheduler_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1808,7 +2022,7 @@ func (x *MemberState) String() string {
 func (*MemberState) ProtoMessage() {}
 
 func (x *MemberState) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_scheduler_proto_msgTypes[21]
+	mi := &file_pb_scheduler_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1821,7 +2035,7 @@ func (x *MemberState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberState.ProtoReflect.Descriptor instead.
 func (*MemberState) Descriptor() ([]byte, []int) {
-	return file_pb_scheduler_proto_rawDescGZIP(), []int{21}
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MemberState) GetMember() *Member {
@@ -1978,6 +2192,146 @@ func (x *MemberState) GetLabels() map[string]string {
 	return nil
 }
 
+func (x *MemberState) GetSpeed() *Speed {
+	if x != nil {
+		return x.Speed
+	}
+	return nil
+}
+
+func (x *MemberState) GetFailingMs() uint32 {
+	if x != nil {
+		return x.FailingMs
+	}
+	return 0
+}
+
+// Speed is how fast a member is believed to be, as learned from its engine's
+// own counts and from Report.
+type Speed struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// learned from this member; otherwise the median of its model's others, or a
+	// broad guess before there are any.
+	Learned bool `protobuf:"varint,1,opt,name=learned,proto3" json:"learned,omitempty"`
+	// A prefill of n tokens after c cached ones takes
+	// request_ms + token_ms*n + context_ms*n*(c + n/2).
+	RequestMs float64 `protobuf:"fixed64,2,opt,name=request_ms,json=requestMs,proto3" json:"request_ms,omitempty"`
+	TokenMs   float64 `protobuf:"fixed64,3,opt,name=token_ms,json=tokenMs,proto3" json:"token_ms,omitempty"`
+	ContextMs float64 `protobuf:"fixed64,4,opt,name=context_ms,json=contextMs,proto3" json:"context_ms,omitempty"`
+	// host_token_ms and disk_token_ms load a token from there.
+	HostTokenMs float64 `protobuf:"fixed64,5,opt,name=host_token_ms,json=hostTokenMs,proto3" json:"host_token_ms,omitempty"`
+	DiskTokenMs float64 `protobuf:"fixed64,6,opt,name=disk_token_ms,json=diskTokenMs,proto3" json:"disk_token_ms,omitempty"`
+	// A step of decoding takes step_ms + step_request_ms for each request running.
+	StepMs        float64 `protobuf:"fixed64,7,opt,name=step_ms,json=stepMs,proto3" json:"step_ms,omitempty"`
+	StepRequestMs float64 `protobuf:"fixed64,8,opt,name=step_request_ms,json=stepRequestMs,proto3" json:"step_request_ms,omitempty"`
+	// overhead_ms is what callers see beyond the prediction, per request.
+	OverheadMs float64 `protobuf:"fixed64,9,opt,name=overhead_ms,json=overheadMs,proto3" json:"overhead_ms,omitempty"`
+	// busy is the share of time spent in prefill; absent: not known.
+	Busy          *float64 `protobuf:"fixed64,10,opt,name=busy,proto3,oneof" json:"busy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Speed) Reset() {
+	*x = Speed{}
+	mi := &file_pb_scheduler_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Speed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Speed) ProtoMessage() {}
+
+func (x *Speed) ProtoReflect() protoreflect.Message {
+	mi := &file_pb_scheduler_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Speed.ProtoReflect.Descriptor instead.
+func (*Speed) Descriptor() ([]byte, []int) {
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *Speed) GetLearned() bool {
+	if x != nil {
+		return x.Learned
+	}
+	return false
+}
+
+func (x *Speed) GetRequestMs() float64 {
+	if x != nil {
+		return x.RequestMs
+	}
+	return 0
+}
+
+func (x *Speed) GetTokenMs() float64 {
+	if x != nil {
+		return x.TokenMs
+	}
+	return 0
+}
+
+func (x *Speed) GetContextMs() float64 {
+	if x != nil {
+		return x.ContextMs
+	}
+	return 0
+}
+
+func (x *Speed) GetHostTokenMs() float64 {
+	if x != nil {
+		return x.HostTokenMs
+	}
+	return 0
+}
+
+func (x *Speed) GetDiskTokenMs() float64 {
+	if x != nil {
+		return x.DiskTokenMs
+	}
+	return 0
+}
+
+func (x *Speed) GetStepMs() float64 {
+	if x != nil {
+		return x.StepMs
+	}
+	return 0
+}
+
+func (x *Speed) GetStepRequestMs() float64 {
+	if x != nil {
+		return x.StepRequestMs
+	}
+	return 0
+}
+
+func (x *Speed) GetOverheadMs() float64 {
+	if x != nil {
+		return x.OverheadMs
+	}
+	return 0
+}
+
+func (x *Speed) GetBusy() float64 {
+	if x != nil && x.Busy != nil {
+		return *x.Busy
+	}
+	return 0
+}
+
 type FleetResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Members []*MemberState         `protobuf:"bytes,1,rep,name=members,proto3" json:"members,omitempty"`
@@ -1991,7 +2345,7 @@ type FleetResponse struct {
 
 func (x *FleetResponse) Reset() {
 	*x = FleetResponse{}
-	mi := &file_pb_scheduler_proto_msgTypes[22]
+	mi := &file_pb_scheduler_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2003,7 +2357,7 @@ func (x *FleetResponse) String() string {
 func (*FleetResponse) ProtoMessage() {}
 
 func (x *FleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_scheduler_proto_msgTypes[22]
+	mi := &file_pb_scheduler_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2016,7 +2370,7 @@ func (x *FleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetResponse.ProtoReflect.Descriptor instead.
 func (*FleetResponse) Descriptor() ([]byte, []int) {
-	return file_pb_scheduler_proto_rawDescGZIP(), []int{22}
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *FleetResponse) GetMembers() []*MemberState {
@@ -2051,7 +2405,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_pb_scheduler_proto_msgTypes[23]
+	mi := &file_pb_scheduler_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2063,7 +2417,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_scheduler_proto_msgTypes[23]
+	mi := &file_pb_scheduler_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2076,7 +2430,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_pb_scheduler_proto_rawDescGZIP(), []int{23}
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WatchRequest) GetModel() string {
@@ -2102,7 +2456,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_pb_scheduler_proto_msgTypes[24]
+	mi := &file_pb_scheduler_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2114,7 +2468,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_scheduler_proto_msgTypes[24]
+	mi := &file_pb_scheduler_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2127,7 +2481,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_pb_scheduler_proto_rawDescGZIP(), []int{24}
+	return file_pb_scheduler_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WatchResponse) GetFleet() *FleetResponse {
@@ -2260,7 +2614,21 @@ const file_pb_scheduler_proto_rawDesc = "" +
 	"\fScoreRequest\x127\n" +
 	"\arequest\x18\x01 \x01(\v2\x1d.kvscout.scheduler.v1.RequestR\arequest\"H\n" +
 	"\rScoreResponse\x127\n" +
-	"\aranking\x18\x01 \x01(\v2\x1d.kvscout.scheduler.v1.RankingR\aranking\"\xda\x02\n" +
+	"\aranking\x18\x01 \x01(\v2\x1d.kvscout.scheduler.v1.RankingR\aranking\"a\n" +
+	"\x0eExplainRequest\x127\n" +
+	"\arequest\x18\x01 \x01(\v2\x1d.kvscout.scheduler.v1.RequestR\arequest\x12\x16\n" +
+	"\x06shadow\x18\x02 \x01(\tR\x06shadow\"\xcf\x01\n" +
+	"\x0fExplainResponse\x127\n" +
+	"\aranking\x18\x01 \x01(\v2\x1d.kvscout.scheduler.v1.RankingR\aranking\x125\n" +
+	"\x06shadow\x18\x02 \x01(\v2\x1d.kvscout.scheduler.v1.RankingR\x06shadow\x12L\n" +
+	"\x0ecounterfactual\x18\x03 \x01(\v2$.kvscout.scheduler.v1.CounterfactualR\x0ecounterfactual\"\xd8\x01\n" +
+	"\x0eCounterfactual\x12\x16\n" +
+	"\x06policy\x18\x01 \x01(\tR\x06policy\x124\n" +
+	"\x06member\x18\x02 \x01(\v2\x1c.kvscout.scheduler.v1.MemberR\x06member\x12\x12\n" +
+	"\x04same\x18\x03 \x01(\bR\x04same\x12$\n" +
+	"\x0efirst_token_ms\x18\x04 \x01(\x01R\ffirstTokenMs\x12\x19\n" +
+	"\btotal_ms\x18\x05 \x01(\x01R\atotalMs\x12#\n" +
+	"\rcached_tokens\x18\x06 \x01(\x03R\fcachedTokens\"\xda\x02\n" +
 	"\rReportRequest\x12\x1a\n" +
 	"\bdecision\x18\x01 \x01(\tR\bdecision\x127\n" +
 	"\aoutcome\x18\x02 \x01(\x0e2\x1d.kvscout.scheduler.v1.OutcomeR\aoutcome\x12\x16\n" +
@@ -2277,7 +2645,7 @@ const file_pb_scheduler_proto_rawDesc = "" +
 	"\x0eReportResponse\x12\x14\n" +
 	"\x05known\x18\x01 \x01(\bR\x05known\"$\n" +
 	"\fFleetRequest\x12\x14\n" +
-	"\x05model\x18\x01 \x01(\tR\x05model\"\xc7\a\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\"\x99\b\n" +
 	"\vMemberState\x124\n" +
 	"\x06member\x18\x01 \x01(\v2\x1c.kvscout.scheduler.v1.MemberR\x06member\x127\n" +
 	"\apicture\x18\x02 \x01(\v2\x1d.kvscout.scheduler.v1.PictureR\apicture\x12\x16\n" +
@@ -2302,7 +2670,10 @@ const file_pb_scheduler_proto_rawDesc = "" +
 	"\x16reported_prompt_tokens\x18\x13 \x01(\x04R\x14reportedPromptTokens\x124\n" +
 	"\x16reported_cached_tokens\x18\x14 \x01(\x04R\x14reportedCachedTokens\x126\n" +
 	"\x17predicted_cached_tokens\x18\x15 \x01(\x04R\x15predictedCachedTokens\x12E\n" +
-	"\x06labels\x18\x16 \x03(\v2-.kvscout.scheduler.v1.MemberState.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\x16 \x03(\v2-.kvscout.scheduler.v1.MemberState.LabelsEntryR\x06labels\x121\n" +
+	"\x05speed\x18\x17 \x01(\v2\x1b.kvscout.scheduler.v1.SpeedR\x05speed\x12\x1d\n" +
+	"\n" +
+	"failing_ms\x18\x18 \x01(\rR\tfailingMs\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\n" +
@@ -2310,7 +2681,23 @@ const file_pb_scheduler_proto_rawDesc = "" +
 	"\b_runningB\n" +
 	"\n" +
 	"\b_waitingB\v\n" +
-	"\t_kv_usage\"\x80\x01\n" +
+	"\t_kv_usage\"\xc6\x02\n" +
+	"\x05Speed\x12\x18\n" +
+	"\alearned\x18\x01 \x01(\bR\alearned\x12\x1d\n" +
+	"\n" +
+	"request_ms\x18\x02 \x01(\x01R\trequestMs\x12\x19\n" +
+	"\btoken_ms\x18\x03 \x01(\x01R\atokenMs\x12\x1d\n" +
+	"\n" +
+	"context_ms\x18\x04 \x01(\x01R\tcontextMs\x12\"\n" +
+	"\rhost_token_ms\x18\x05 \x01(\x01R\vhostTokenMs\x12\"\n" +
+	"\rdisk_token_ms\x18\x06 \x01(\x01R\vdiskTokenMs\x12\x17\n" +
+	"\astep_ms\x18\a \x01(\x01R\x06stepMs\x12&\n" +
+	"\x0fstep_request_ms\x18\b \x01(\x01R\rstepRequestMs\x12\x1f\n" +
+	"\voverhead_ms\x18\t \x01(\x01R\n" +
+	"overheadMs\x12\x17\n" +
+	"\x04busy\x18\n" +
+	" \x01(\x01H\x00R\x04busy\x88\x01\x01B\a\n" +
+	"\x05_busy\"\x80\x01\n" +
 	"\rFleetResponse\x12;\n" +
 	"\amembers\x18\x01 \x03(\v2!.kvscout.scheduler.v1.MemberStateR\amembers\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x1c\n" +
@@ -2326,10 +2713,11 @@ const file_pb_scheduler_proto_rawDesc = "" +
 	"\x13OUTCOME_FIRST_TOKEN\x10\x01\x12\x14\n" +
 	"\x10OUTCOME_FINISHED\x10\x02\x12\x12\n" +
 	"\x0eOUTCOME_FAILED\x10\x03\x12\x15\n" +
-	"\x11OUTCOME_CANCELLED\x10\x042\xa7\x03\n" +
+	"\x11OUTCOME_CANCELLED\x10\x042\xff\x03\n" +
 	"\tScheduler\x12M\n" +
 	"\x04Pick\x12!.kvscout.scheduler.v1.PickRequest\x1a\".kvscout.scheduler.v1.PickResponse\x12P\n" +
-	"\x05Score\x12\".kvscout.scheduler.v1.ScoreRequest\x1a#.kvscout.scheduler.v1.ScoreResponse\x12S\n" +
+	"\x05Score\x12\".kvscout.scheduler.v1.ScoreRequest\x1a#.kvscout.scheduler.v1.ScoreResponse\x12V\n" +
+	"\aExplain\x12$.kvscout.scheduler.v1.ExplainRequest\x1a%.kvscout.scheduler.v1.ExplainResponse\x12S\n" +
 	"\x06Report\x12#.kvscout.scheduler.v1.ReportRequest\x1a$.kvscout.scheduler.v1.ReportResponse\x12P\n" +
 	"\x05Fleet\x12\".kvscout.scheduler.v1.FleetRequest\x1a#.kvscout.scheduler.v1.FleetResponse\x12R\n" +
 	"\x05Watch\x12\".kvscout.scheduler.v1.WatchRequest\x1a#.kvscout.scheduler.v1.WatchResponse0\x01B+Z)github.com/kvscout/kvscout/protocol/pb;pbb\x06proto3"
@@ -2347,36 +2735,40 @@ func file_pb_scheduler_proto_rawDescGZIP() []byte {
 }
 
 var file_pb_scheduler_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pb_scheduler_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_pb_scheduler_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_pb_scheduler_proto_goTypes = []any{
-	(Outcome)(0),           // 0: kvscout.scheduler.v1.Outcome
-	(*Request)(nil),        // 1: kvscout.scheduler.v1.Request
-	(*Tokens)(nil),         // 2: kvscout.scheduler.v1.Tokens
-	(*BlockKeys)(nil),      // 3: kvscout.scheduler.v1.BlockKeys
-	(*Chat)(nil),           // 4: kvscout.scheduler.v1.Chat
-	(*MultimodalItem)(nil), // 5: kvscout.scheduler.v1.MultimodalItem
-	(*MemberRef)(nil),      // 6: kvscout.scheduler.v1.MemberRef
-	(*Slo)(nil),            // 7: kvscout.scheduler.v1.Slo
-	(*Member)(nil),         // 8: kvscout.scheduler.v1.Member
-	(*Picture)(nil),        // 9: kvscout.scheduler.v1.Picture
-	(*CachedTokens)(nil),   // 10: kvscout.scheduler.v1.CachedTokens
-	(*Cost)(nil),           // 11: kvscout.scheduler.v1.Cost
-	(*Candidate)(nil),      // 12: kvscout.scheduler.v1.Candidate
-	(*Peer)(nil),           // 13: kvscout.scheduler.v1.Peer
-	(*Ranking)(nil),        // 14: kvscout.scheduler.v1.Ranking
-	(*PickRequest)(nil),    // 15: kvscout.scheduler.v1.PickRequest
-	(*PickResponse)(nil),   // 16: kvscout.scheduler.v1.PickResponse
-	(*ScoreRequest)(nil),   // 17: kvscout.scheduler.v1.ScoreRequest
-	(*ScoreResponse)(nil),  // 18: kvscout.scheduler.v1.ScoreResponse
-	(*ReportRequest)(nil),  // 19: kvscout.scheduler.v1.ReportRequest
-	(*ReportResponse)(nil), // 20: kvscout.scheduler.v1.ReportResponse
-	(*FleetRequest)(nil),   // 21: kvscout.scheduler.v1.FleetRequest
-	(*MemberState)(nil),    // 22: kvscout.scheduler.v1.MemberState
-	(*FleetResponse)(nil),  // 23: kvscout.scheduler.v1.FleetResponse
-	(*WatchRequest)(nil),   // 24: kvscout.scheduler.v1.WatchRequest
-	(*WatchResponse)(nil),  // 25: kvscout.scheduler.v1.WatchResponse
-	nil,                    // 26: kvscout.scheduler.v1.MemberState.LabelsEntry
-	(Trust)(0),             // 27: kvscout.bus.v1.Trust
+	(Outcome)(0),            // 0: kvscout.scheduler.v1.Outcome
+	(*Request)(nil),         // 1: kvscout.scheduler.v1.Request
+	(*Tokens)(nil),          // 2: kvscout.scheduler.v1.Tokens
+	(*BlockKeys)(nil),       // 3: kvscout.scheduler.v1.BlockKeys
+	(*Chat)(nil),            // 4: kvscout.scheduler.v1.Chat
+	(*MultimodalItem)(nil),  // 5: kvscout.scheduler.v1.MultimodalItem
+	(*MemberRef)(nil),       // 6: kvscout.scheduler.v1.MemberRef
+	(*Slo)(nil),             // 7: kvscout.scheduler.v1.Slo
+	(*Member)(nil),          // 8: kvscout.scheduler.v1.Member
+	(*Picture)(nil),         // 9: kvscout.scheduler.v1.Picture
+	(*CachedTokens)(nil),    // 10: kvscout.scheduler.v1.CachedTokens
+	(*Cost)(nil),            // 11: kvscout.scheduler.v1.Cost
+	(*Candidate)(nil),       // 12: kvscout.scheduler.v1.Candidate
+	(*Peer)(nil),            // 13: kvscout.scheduler.v1.Peer
+	(*Ranking)(nil),         // 14: kvscout.scheduler.v1.Ranking
+	(*PickRequest)(nil),     // 15: kvscout.scheduler.v1.PickRequest
+	(*PickResponse)(nil),    // 16: kvscout.scheduler.v1.PickResponse
+	(*ScoreRequest)(nil),    // 17: kvscout.scheduler.v1.ScoreRequest
+	(*ScoreResponse)(nil),   // 18: kvscout.scheduler.v1.ScoreResponse
+	(*ExplainRequest)(nil),  // 19: kvscout.scheduler.v1.ExplainRequest
+	(*ExplainResponse)(nil), // 20: kvscout.scheduler.v1.ExplainResponse
+	(*Counterfactual)(nil),  // 21: kvscout.scheduler.v1.Counterfactual
+	(*ReportRequest)(nil),   // 22: kvscout.scheduler.v1.ReportRequest
+	(*ReportResponse)(nil),  // 23: kvscout.scheduler.v1.ReportResponse
+	(*FleetRequest)(nil),    // 24: kvscout.scheduler.v1.FleetRequest
+	(*MemberState)(nil),     // 25: kvscout.scheduler.v1.MemberState
+	(*Speed)(nil),           // 26: kvscout.scheduler.v1.Speed
+	(*FleetResponse)(nil),   // 27: kvscout.scheduler.v1.FleetResponse
+	(*WatchRequest)(nil),    // 28: kvscout.scheduler.v1.WatchRequest
+	(*WatchResponse)(nil),   // 29: kvscout.scheduler.v1.WatchResponse
+	nil,                     // 30: kvscout.scheduler.v1.MemberState.LabelsEntry
+	(Trust)(0),              // 31: kvscout.bus.v1.Trust
 }
 var file_pb_scheduler_proto_depIdxs = []int32{
 	5,  // 0: kvscout.scheduler.v1.Request.items:type_name -> kvscout.scheduler.v1.MultimodalItem
@@ -2386,7 +2778,7 @@ var file_pb_scheduler_proto_depIdxs = []int32{
 	6,  // 4: kvscout.scheduler.v1.Request.candidates:type_name -> kvscout.scheduler.v1.MemberRef
 	6,  // 5: kvscout.scheduler.v1.Request.exclude:type_name -> kvscout.scheduler.v1.MemberRef
 	7,  // 6: kvscout.scheduler.v1.Request.slo:type_name -> kvscout.scheduler.v1.Slo
-	27, // 7: kvscout.scheduler.v1.Picture.trust:type_name -> kvscout.bus.v1.Trust
+	31, // 7: kvscout.scheduler.v1.Picture.trust:type_name -> kvscout.bus.v1.Trust
 	8,  // 8: kvscout.scheduler.v1.Candidate.member:type_name -> kvscout.scheduler.v1.Member
 	10, // 9: kvscout.scheduler.v1.Candidate.cached:type_name -> kvscout.scheduler.v1.CachedTokens
 	11, // 10: kvscout.scheduler.v1.Candidate.cost:type_name -> kvscout.scheduler.v1.Cost
@@ -2399,27 +2791,35 @@ var file_pb_scheduler_proto_depIdxs = []int32{
 	14, // 17: kvscout.scheduler.v1.PickResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
 	1,  // 18: kvscout.scheduler.v1.ScoreRequest.request:type_name -> kvscout.scheduler.v1.Request
 	14, // 19: kvscout.scheduler.v1.ScoreResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
-	0,  // 20: kvscout.scheduler.v1.ReportRequest.outcome:type_name -> kvscout.scheduler.v1.Outcome
-	8,  // 21: kvscout.scheduler.v1.MemberState.member:type_name -> kvscout.scheduler.v1.Member
-	9,  // 22: kvscout.scheduler.v1.MemberState.picture:type_name -> kvscout.scheduler.v1.Picture
-	26, // 23: kvscout.scheduler.v1.MemberState.labels:type_name -> kvscout.scheduler.v1.MemberState.LabelsEntry
-	22, // 24: kvscout.scheduler.v1.FleetResponse.members:type_name -> kvscout.scheduler.v1.MemberState
-	23, // 25: kvscout.scheduler.v1.WatchResponse.fleet:type_name -> kvscout.scheduler.v1.FleetResponse
-	15, // 26: kvscout.scheduler.v1.Scheduler.Pick:input_type -> kvscout.scheduler.v1.PickRequest
-	17, // 27: kvscout.scheduler.v1.Scheduler.Score:input_type -> kvscout.scheduler.v1.ScoreRequest
-	19, // 28: kvscout.scheduler.v1.Scheduler.Report:input_type -> kvscout.scheduler.v1.ReportRequest
-	21, // 29: kvscout.scheduler.v1.Scheduler.Fleet:input_type -> kvscout.scheduler.v1.FleetRequest
-	24, // 30: kvscout.scheduler.v1.Scheduler.Watch:input_type -> kvscout.scheduler.v1.WatchRequest
-	16, // 31: kvscout.scheduler.v1.Scheduler.Pick:output_type -> kvscout.scheduler.v1.PickResponse
-	18, // 32: kvscout.scheduler.v1.Scheduler.Score:output_type -> kvscout.scheduler.v1.ScoreResponse
-	20, // 33: kvscout.scheduler.v1.Scheduler.Report:output_type -> kvscout.scheduler.v1.ReportResponse
-	23, // 34: kvscout.scheduler.v1.Scheduler.Fleet:output_type -> kvscout.scheduler.v1.FleetResponse
-	25, // 35: kvscout.scheduler.v1.Scheduler.Watch:output_type -> kvscout.scheduler.v1.WatchResponse
-	31, // [31:36] is the sub-list for method output_type
-	26, // [26:31] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	1,  // 20: kvscout.scheduler.v1.ExplainRequest.request:type_name -> kvscout.scheduler.v1.Request
+	14, // 21: kvscout.scheduler.v1.ExplainResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
+	14, // 22: kvscout.scheduler.v1.ExplainResponse.shadow:type_name -> kvscout.scheduler.v1.Ranking
+	21, // 23: kvscout.scheduler.v1.ExplainResponse.counterfactual:type_name -> kvscout.scheduler.v1.Counterfactual
+	8,  // 24: kvscout.scheduler.v1.Counterfactual.member:type_name -> kvscout.scheduler.v1.Member
+	0,  // 25: kvscout.scheduler.v1.ReportRequest.outcome:type_name -> kvscout.scheduler.v1.Outcome
+	8,  // 26: kvscout.scheduler.v1.MemberState.member:type_name -> kvscout.scheduler.v1.Member
+	9,  // 27: kvscout.scheduler.v1.MemberState.picture:type_name -> kvscout.scheduler.v1.Picture
+	30, // 28: kvscout.scheduler.v1.MemberState.labels:type_name -> kvscout.scheduler.v1.MemberState.LabelsEntry
+	26, // 29: kvscout.scheduler.v1.MemberState.speed:type_name -> kvscout.scheduler.v1.Speed
+	25, // 30: kvscout.scheduler.v1.FleetResponse.members:type_name -> kvscout.scheduler.v1.MemberState
+	27, // 31: kvscout.scheduler.v1.WatchResponse.fleet:type_name -> kvscout.scheduler.v1.FleetResponse
+	15, // 32: kvscout.scheduler.v1.Scheduler.Pick:input_type -> kvscout.scheduler.v1.PickRequest
+	17, // 33: kvscout.scheduler.v1.Scheduler.Score:input_type -> kvscout.scheduler.v1.ScoreRequest
+	19, // 34: kvscout.scheduler.v1.Scheduler.Explain:input_type -> kvscout.scheduler.v1.ExplainRequest
+	22, // 35: kvscout.scheduler.v1.Scheduler.Report:input_type -> kvscout.scheduler.v1.ReportRequest
+	24, // 36: kvscout.scheduler.v1.Scheduler.Fleet:input_type -> kvscout.scheduler.v1.FleetRequest
+	28, // 37: kvscout.scheduler.v1.Scheduler.Watch:input_type -> kvscout.scheduler.v1.WatchRequest
+	16, // 38: kvscout.scheduler.v1.Scheduler.Pick:output_type -> kvscout.scheduler.v1.PickResponse
+	18, // 39: kvscout.scheduler.v1.Scheduler.Score:output_type -> kvscout.scheduler.v1.ScoreResponse
+	20, // 40: kvscout.scheduler.v1.Scheduler.Explain:output_type -> kvscout.scheduler.v1.ExplainResponse
+	23, // 41: kvscout.scheduler.v1.Scheduler.Report:output_type -> kvscout.scheduler.v1.ReportResponse
+	27, // 42: kvscout.scheduler.v1.Scheduler.Fleet:output_type -> kvscout.scheduler.v1.FleetResponse
+	29, // 43: kvscout.scheduler.v1.Scheduler.Watch:output_type -> kvscout.scheduler.v1.WatchResponse
+	38, // [38:44] is the sub-list for method output_type
+	32, // [32:38] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_pb_scheduler_proto_init() }
@@ -2442,15 +2842,16 @@ func file_pb_scheduler_proto_init() {
 		(*MemberRef_Address)(nil),
 	}
 	file_pb_scheduler_proto_msgTypes[13].OneofWrappers = []any{}
-	file_pb_scheduler_proto_msgTypes[18].OneofWrappers = []any{}
 	file_pb_scheduler_proto_msgTypes[21].OneofWrappers = []any{}
+	file_pb_scheduler_proto_msgTypes[24].OneofWrappers = []any{}
+	file_pb_scheduler_proto_msgTypes[25].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pb_scheduler_proto_rawDesc), len(file_pb_scheduler_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   26,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

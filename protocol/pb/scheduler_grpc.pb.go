@@ -21,11 +21,12 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Scheduler_Pick_FullMethodName   = "/kvscout.scheduler.v1.Scheduler/Pick"
-	Scheduler_Score_FullMethodName  = "/kvscout.scheduler.v1.Scheduler/Score"
-	Scheduler_Report_FullMethodName = "/kvscout.scheduler.v1.Scheduler/Report"
-	Scheduler_Fleet_FullMethodName  = "/kvscout.scheduler.v1.Scheduler/Fleet"
-	Scheduler_Watch_FullMethodName  = "/kvscout.scheduler.v1.Scheduler/Watch"
+	Scheduler_Pick_FullMethodName    = "/kvscout.scheduler.v1.Scheduler/Pick"
+	Scheduler_Score_FullMethodName   = "/kvscout.scheduler.v1.Scheduler/Score"
+	Scheduler_Explain_FullMethodName = "/kvscout.scheduler.v1.Scheduler/Explain"
+	Scheduler_Report_FullMethodName  = "/kvscout.scheduler.v1.Scheduler/Report"
+	Scheduler_Fleet_FullMethodName   = "/kvscout.scheduler.v1.Scheduler/Fleet"
+	Scheduler_Watch_FullMethodName   = "/kvscout.scheduler.v1.Scheduler/Watch"
 )
 
 // SchedulerClient is the client API for Scheduler service.
@@ -39,6 +40,9 @@ type SchedulerClient interface {
 	Pick(ctx context.Context, in *PickRequest, opts ...grpc.CallOption) (*PickResponse, error)
 	// Score ranks the candidates and changes nothing.
 	Score(ctx context.Context, in *ScoreRequest, opts ...grpc.CallOption) (*ScoreResponse, error)
+	// Explain ranks the candidates by the policy that decides and by another one,
+	// with every part of every cost, and changes nothing.
+	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
 	// Report tells what became of a decision. It is optional: reservations expire.
 	Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportResponse, error)
 	// Fleet says who is there, how loaded, and how far each picture is trusted.
@@ -69,6 +73,16 @@ func (c *schedulerClient) Score(ctx context.Context, in *ScoreRequest, opts ...g
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ScoreResponse)
 	err := c.cc.Invoke(ctx, Scheduler_Score_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *schedulerClient) Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExplainResponse)
+	err := c.cc.Invoke(ctx, Scheduler_Explain_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -125,6 +139,9 @@ type SchedulerServer interface {
 	Pick(context.Context, *PickRequest) (*PickResponse, error)
 	// Score ranks the candidates and changes nothing.
 	Score(context.Context, *ScoreRequest) (*ScoreResponse, error)
+	// Explain ranks the candidates by the policy that decides and by another one,
+	// with every part of every cost, and changes nothing.
+	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
 	// Report tells what became of a decision. It is optional: reservations expire.
 	Report(context.Context, *ReportRequest) (*ReportResponse, error)
 	// Fleet says who is there, how loaded, and how far each picture is trusted.
@@ -146,6 +163,9 @@ func (UnimplementedSchedulerServer) Pick(context.Context, *PickRequest) (*PickRe
 }
 func (UnimplementedSchedulerServer) Score(context.Context, *ScoreRequest) (*ScoreResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Score not implemented")
+}
+func (UnimplementedSchedulerServer) Explain(context.Context, *ExplainRequest) (*ExplainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Explain not implemented")
 }
 func (UnimplementedSchedulerServer) Report(context.Context, *ReportRequest) (*ReportResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Report not implemented")
@@ -213,6 +233,24 @@ func _Scheduler_Score_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Scheduler_Explain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SchedulerServer).Explain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Scheduler_Explain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SchedulerServer).Explain(ctx, req.(*ExplainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Scheduler_Report_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ReportRequest)
 	if err := dec(in); err != nil {
@@ -274,6 +312,10 @@ var Scheduler_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Score",
 			Handler:    _Scheduler_Score_Handler,
+		},
+		{
+			MethodName: "Explain",
+			Handler:    _Scheduler_Explain_Handler,
 		},
 		{
 			MethodName: "Report",

@@ -25,6 +25,14 @@ const (
 	AttrEndpoint = "kvscout.endpoint"
 	// AttrSource: the form in which a caller sent a prompt.
 	AttrSource = "kvscout.source"
+	// AttrReason: why the first candidate is first, in one word: cost, near
+	// (others were as good), session, only, policy.
+	AttrReason = "kvscout.reason"
+	// AttrShadow: name of the policy that does not decide. AttrSame: it would
+	// have decided the same. AttrDirection: more or less than what was done.
+	AttrShadow    = "kvscout.shadow"
+	AttrSame      = "kvscout.same"
+	AttrDirection = "kvscout.direction"
 	// AttrEvent: name of a counted event, for groups of rare counters.
 	AttrEvent = "kvscout.event"
 )
@@ -45,8 +53,16 @@ const (
 
 // Metrics of the scheduler. Units follow UCUM; the metrics page appends them.
 const (
-	// SchedulerDecisions counts answers to Pick and Score (method, policy, fallback).
+	// SchedulerDecisions counts answers to Pick and Score (method, policy,
+	// reason, fallback).
 	SchedulerDecisions = "kvscout.scheduler.decisions"
+	// SchedulerShadowDecisions counts decisions that were shown to the policy that
+	// does not decide (policy, shadow, same). SchedulerShadowTime and
+	// SchedulerShadowTokens: predicted ms to the first token, and cached tokens,
+	// that following it would have taken more or less (policy, shadow, direction).
+	SchedulerShadowDecisions = "kvscout.scheduler.shadow.decisions"
+	SchedulerShadowTime      = "kvscout.scheduler.shadow.first_token"
+	SchedulerShadowTokens    = "kvscout.scheduler.shadow.cached_tokens"
 	// SchedulerDecisionDuration is the time from decoded request to answer, in
 	// seconds (method).
 	SchedulerDecisionDuration = "kvscout.scheduler.decision.duration"

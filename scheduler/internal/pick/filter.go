@@ -26,9 +26,9 @@ type work struct {
 	misfits    int      // candidates with blocks of another size than the keys'
 	failing    bool     // all candidates are left out for failures
 	gauges     bool
-	best       int
-	near       int // candidates whose score is as good as the best
-	sticky     bool
+	last       fleet.ID // member of the session's last request
+	known      bool     // there is one
+	choosing
 }
 
 // candidate is one member in the making of a decision.

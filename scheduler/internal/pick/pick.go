@@ -13,6 +13,7 @@
 package pick
 
 import (
+	"fmt"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -28,17 +29,36 @@ import (
 type Config struct {
 	Fleet *fleet.Fleet
 	Index *index.Index
-	// Policy for requests that name none; policy.Default when empty.
-	Policy string
+	// Policy and Shadow as in Policies.
+	Policy, Shadow string
 	// Seed of the random numbers that break ties and feed the random policy.
 	Seed uint64
+}
+
+// Policies that a picker uses. They can be changed while it runs.
+type Policies struct {
+	// Policy for requests that name none; policy.Default when empty.
+	Policy string
+	// Shadow is asked about the same requests and does not decide; empty: none.
+	Shadow string
+}
+
+// Check says whether there are such policies.
+func (p Policies) Check() error {
+	if _, err := policy.Named(p.Policy); err != nil {
+		return err
+	}
+	if _, err := policy.Named(p.Shadow); err != nil {
+		return fmt.Errorf("shadow: %w", err)
+	}
+	return nil
 }
 
 // Picker is safe for concurrent use.
 type Picker struct {
 	fleet    *fleet.Fleet
 	index    *index.Index
-	policy   string
+	usual    atomic.Pointer[Policies]
 	seed     uint64
 	turn     atomic.Uint64
 	scratch  sync.Pool // of *work
@@ -51,8 +71,8 @@ type Picker struct {
 
 // New returns a Picker, or an error if there is no such policy.
 func New(cfg Config) (*Picker, error) {
-	p := &Picker{fleet: cfg.Fleet, index: cfg.Index, policy: cfg.Policy, seed: cfg.Seed}
-	if _, err := p.policies.named(cfg.Policy); err != nil {
+	p := &Picker{fleet: cfg.Fleet, index: cfg.Index, seed: cfg.Seed}
+	if err := p.Use(Policies{Policy: cfg.Policy, Shadow: cfg.Shadow}); err != nil {
 		return nil, err
 	}
 	p.speeds.prior = learn.Prior()
@@ -60,31 +80,54 @@ func New(cfg Config) (*Picker, error) {
 	return p, nil
 }
 
+// Use changes the policies for requests that come from now on.
+func (p *Picker) Use(policies Policies) error {
+	if err := policies.Check(); err != nil {
+		return err
+	}
+	p.usual.Store(&policies)
+	return nil
+}
+
 // Pick ranks the candidates of a request. With r.Reserve it charges the first
 // of them and names the decision. It keeps nothing of r.
 func (p *Picker) Pick(r *Request, now time.Time) (*Decision, error) {
+	d, _, err := p.decide(r, p.usual.Load().Shadow, false, now)
+	return d, err
+}
+
+// decide makes a decision; with explain also that of the shadow.
+func (p *Picker) decide(r *Request, shadow string, explain bool, now time.Time) (d, other *Decision, err error) {
 	name := r.Policy
 	if name == "" {
-		name = p.policy
+		name = p.usual.Load().Policy
 	}
 	pol, err := p.policies.named(name)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	var second *policy.Policy
+	if shadow != "" {
+		found, err := p.policies.named(shadow)
+		if err != nil {
+			return nil, nil, fmt.Errorf("shadow: %w", err)
+		}
+		second = &found
 	}
 	if err := r.check(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for {
-		d, err := p.try(r, pol, now)
+		d, other, err := p.try(r, pol, second, explain, now)
 		if d != nil || err != nil {
-			return d, err
+			return d, other, err
 		}
 	}
 }
 
 // try makes one attempt. It returns neither decision nor error if the chosen
-// member left meanwhile: the next view is without it.
-func (p *Picker) try(r *Request, pol policy.Policy, now time.Time) (*Decision, error) {
+// member left meanwhile, or is left out: the next view is without it.
+func (p *Picker) try(r *Request, pol policy.Policy, shadow *policy.Policy, explain bool, now time.Time) (d, other *Decision, err error) {
 	view := p.fleet.View()
 	w := p.scratch.Get().(*work)
 	defer func() {
@@ -92,29 +135,41 @@ func (p *Picker) try(r *Request, pol policy.Policy, now time.Time) (*Decision, e
 		p.scratch.Put(w)
 	}()
 	if err := w.filter(r, view, now); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := p.match(w, r, now); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	pol = w.substitute(pol, r)
+	if shadow != nil {
+		*shadow = w.substitute(*shadow, r)
+	}
 	p.prepare(w, r, view, now)
 	p.affinity(w, r, pol.Needs, now)
 	id, ok := p.fleet.Decide(r.Session, now, func(last fleet.ID, known bool) (fleet.Choice, bool) {
-		w.rank(pol, last, known, now)
+		w.last, w.known = last, known
+		w.rank(pol, now)
 		return w.choice(r), r.Reserve
 	})
-	if !r.Reserve {
-		return w.receipt(r, pol, view, now), nil
+	if r.Reserve && !ok {
+		return nil, nil, nil
 	}
-	if !ok {
-		return nil, nil
+	if r.Reserve {
+		p.predict(w, r, now)
 	}
-	p.predict(w, r, now)
-	p.keep(w, now)
-	d := w.receipt(r, pol, view, now)
-	d.ID = strconv.FormatUint(uint64(id), 16)
-	return d, nil
+	d = w.receipt(r, pol, view, now)
+	if r.Reserve {
+		p.keep(w, now)
+		d.ID = strconv.FormatUint(uint64(id), 16)
+	}
+	if shadow != nil {
+		p.affinity(w, r, shadow.Needs, now)
+		d.Shadow = w.shade(*shadow)
+		if explain {
+			other = w.receipt(r, *shadow, view, now)
+		}
+	}
+	return d, other, nil
 }
 
 // keep remembers what later decisions go by.

@@ -61,40 +61,58 @@ func (p *Picker) prepare(w *work, r *Request, view *fleet.View, now time.Time) {
 
 // rank scores the candidates and finds the best. It reads reservations, so a
 // caller who wants to charge the best runs it in fleet.Decide.
-func (w *work) rank(pol policy.Policy, last fleet.ID, known bool, now time.Time) {
+func (w *work) rank(pol policy.Policy, now time.Time) {
 	for i := range w.candidates {
 		c := &w.candidates[i]
 		r := c.member.Reserved()
 		c.requests = c.member.Requests(r)
 		w.round.Candidates[i].Load = policy.LoadOf(c.member, r, r.Wait(now), c.speed, w.gauges)
 	}
-	if known && pol.Needs&policy.NeedsOwner != 0 {
-		w.own(last)
-	}
+	w.ownLast(pol)
 	policy.Estimate(&w.round)
-	pol.Score(&w.round, w.scores)
+	w.choosing = w.choose(pol)
+}
+
+// ownLast makes the session's last member the owner, for policies that want one.
+func (w *work) ownLast(pol policy.Policy) {
+	if w.known && pol.Needs&policy.NeedsOwner != 0 {
+		w.own(w.last)
+	}
+}
+
+// choosing is what a policy makes of a round.
+type choosing struct {
+	best   int
+	near   int // candidates whose score is as good as the best
+	sticky bool
+}
+
+// choose lets a policy score the round and finds the best.
+func (w *work) choose(pol policy.Policy) choosing {
+	scores := w.scores
+	pol.Score(&w.round, scores)
 	lowest := 0
-	for i := range w.scores {
-		if w.scores[i] < w.scores[lowest] {
+	for i := range scores {
+		if scores[i] < scores[lowest] {
 			lowest = i
 		}
 	}
-	limit := w.scores[lowest]
+	limit := scores[lowest]
 	if pol.Times {
 		limit += max(nearShare*w.round.Costs[lowest].FirstToken(), nearStep*w.candidates[lowest].speed.StepMS)
 	}
-	w.best, w.near, w.sticky = -1, 0, false
+	found := choosing{best: -1}
 	var weight uint64
-	for i := range w.scores {
-		if w.scores[i] > limit {
+	for i := range scores {
+		if scores[i] > limit {
 			continue
 		}
-		w.near++
+		found.near++
 		c := &w.candidates[i]
-		if pol.Times && known && c.member.ID == last {
-			w.best, w.sticky = i, true
+		if pol.Times && w.known && c.member.ID == w.last {
+			found.best, found.sticky = i, true
 		}
-		if w.sticky {
+		if found.sticky {
 			continue
 		}
 		tie := c.tie
@@ -102,10 +120,11 @@ func (w *work) rank(pol policy.Policy, last fleet.ID, known bool, now time.Time)
 			tie = w.round.Random // nothing about the prompt may help a policy that ignores it
 		}
 		own := mix(tie ^ xxhash.Sum64String(c.member.Info.Name))
-		if w.best < 0 || w.before(i, own, w.best, weight, pol.Times) {
-			w.best, weight = i, own
+		if found.best < 0 || w.before(i, own, found.best, weight, pol.Times) {
+			found.best, weight = i, own
 		}
 	}
+	return found
 }
 
 // before tells which of two near-ties wins: less to compute, as the time is

@@ -16,8 +16,9 @@ type Decision struct {
 	ID string
 	// Candidates, best first, at most as many as asked for.
 	Candidates []Candidate
-	// Reason: one sentence, why the first is first.
+	// Reason: one sentence, why the first is first. Why is the same in a word.
 	Reason string
+	Why    Why
 	// Policy that was applied.
 	Policy string
 	// Fallback names what was missing when the answer does not stand on exact
@@ -29,6 +30,8 @@ type Decision struct {
 	EnginePriority int64
 	// Stale: nobody was heard for too long, this is the last known state.
 	Stale bool
+	// Shadow is what the policy that does not decide would have done.
+	Shadow Counterfactual
 }
 
 // Candidate is one member of the ranked answer.
@@ -87,7 +90,7 @@ func (w *work) receipt(r *Request, pol policy.Policy, view *fleet.View, now time
 			a.LoadAge = max(0, now.Sub(c.member.Load.At))
 		}
 	}
-	d.Reason = w.reason(length, pol)
+	d.Reason, d.Why = w.reason(length, pol), w.why(pol)
 	return d
 }
 
@@ -132,6 +135,40 @@ func (w *work) fallback(r *Request, pol policy.Policy, view *fleet.View, now tim
 	return strings.Join(lacks, "; ")
 }
 
+// Why names the kinds of reasons.
+type Why uint8
+
+const (
+	// WhyCost: its predicted time is the least.
+	WhyCost Why = iota
+	// WhyNear: it is one of several as good.
+	WhyNear
+	// WhySession: it is the session's last member among several as good.
+	WhySession
+	// WhyOnly: there is no other candidate.
+	WhyOnly
+	// WhyPolicy: by a policy whose score is no time.
+	WhyPolicy
+)
+
+func (y Why) String() string {
+	return [...]string{"cost", "near", "session", "only", "policy"}[y]
+}
+
+func (w *work) why(pol policy.Policy) Why {
+	switch {
+	case len(w.candidates) == 1:
+		return WhyOnly
+	case !pol.Times:
+		return WhyPolicy
+	case w.sticky && w.near > 1:
+		return WhySession
+	case w.near > 1:
+		return WhyNear
+	}
+	return WhyCost
+}
+
 // reason says in one sentence why the best is the best.
 func (w *work) reason(length int, pol policy.Policy) string {
 	c, cost := &w.candidates[w.best], &w.round.Costs[w.best]
@@ -157,17 +194,17 @@ func (w *work) reason(length int, pol policy.Policy) string {
 	}
 	b = append(b, " first token expected in "...)
 	b = appendMS(b, cost.FirstToken())
-	switch {
-	case len(w.candidates) == 1:
+	switch w.why(pol) {
+	case WhyOnly:
 		b = append(b, "; it is the only candidate"...)
-	case !pol.Times:
+	case WhyPolicy:
 		b = append(b, "; chosen by "...)
 		b = append(b, pol.Name...)
-	case w.sticky && w.near > 1:
+	case WhySession:
 		b = append(b, "; last member of the session among "...)
 		b = strconv.AppendInt(b, int64(w.near), 10)
 		b = append(b, " as good"...)
-	case w.near > 1:
+	case WhyNear:
 		b = append(b, "; one of "...)
 		b = strconv.AppendInt(b, int64(w.near), 10)
 		b = append(b, " as good"...)

@@ -66,3 +66,6 @@ func (s *speeds) of(m *fleet.Member) *learn.Speed {
 	}
 	return &t.speeds[m.ID]
 }
+
+// Speed is what decisions reckon with for a member.
+func (p *Picker) Speed(m *fleet.Member) learn.Speed { return *p.speeds.of(m) }

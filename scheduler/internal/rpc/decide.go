@@ -43,39 +43,57 @@ func (s *Service) decide(ctx context.Context, in *pb.Request, reserve bool) (*pi
 	now := time.Now()
 	d, err := s.cfg.Picker.Pick(&req, now)
 	if err != nil {
-		if !s.cfg.Ready() {
-			// Who could serve it may not have been heard yet.
-			err = fmt.Errorf("%w: %w", errUnready, err)
-		}
-		return nil, nil, err
+		return nil, nil, s.unready(err)
 	}
 	ranking := s.rankingOf(d, now)
 	if prompt.Note != "" {
 		ranking.Reason += " (" + prompt.Note + ")"
 	}
 	if s.cfg.Decided != nil {
-		s.cfg.Decided(ctx, decidedOf(d, reserve, time.Since(start)))
+		method := "score"
+		if reserve {
+			method = "pick"
+		}
+		s.cfg.Decided(ctx, Decided{Method: method, Decision: d, Start: start, Took: time.Since(start)})
 	}
 	return d, ranking, nil
 }
 
-func decidedOf(d *pick.Decision, reserved bool, took time.Duration) Decided {
-	e := Decided{
-		Method:       "score",
-		Policy:       d.Policy,
-		Decision:     d.ID,
-		Fallback:     d.Fallback,
-		PromptTokens: d.PromptTokens,
-		Took:         took,
+// Explain ranks by two policies, and changes nothing.
+func (s *Service) Explain(ctx context.Context, in *pb.ExplainRequest) (*pb.ExplainResponse, error) {
+	req, prompt, err := s.request(ctx, in.GetRequest())
+	if err != nil {
+		return nil, err
 	}
-	if reserved {
-		e.Method = "pick"
+	now := time.Now()
+	d, shadow, err := s.cfg.Picker.Explain(&req, in.GetShadow(), now)
+	if err != nil {
+		return nil, s.unready(err)
 	}
-	if len(d.Candidates) > 0 {
-		first := &d.Candidates[0]
-		e.Member, e.CachedTokens = first.Member.Info.Name, first.Cached.Known()
+	resp := &pb.ExplainResponse{Ranking: s.rankingOf(d, now)}
+	if prompt.Note != "" {
+		resp.Ranking.Reason += " (" + prompt.Note + ")"
 	}
-	return e
+	if shadow == nil {
+		return resp, nil
+	}
+	resp.Shadow = s.rankingOf(shadow, now)
+	c := &d.Shadow
+	resp.Counterfactual = &pb.Counterfactual{
+		Policy: c.Policy, Member: &pb.Member{}, Same: c.Same,
+		FirstTokenMs: c.FirstTokenMS, TotalMs: c.TotalMS, CachedTokens: int64(c.CachedTokens),
+	}
+	setMember(resp.Counterfactual.Member, c.Member)
+	return resp, nil
+}
+
+// unready says of an error that who could serve the request may not have been
+// heard yet.
+func (s *Service) unready(err error) error {
+	if s.cfg.Ready() {
+		return err
+	}
+	return fmt.Errorf("%w: %w", errUnready, err)
 }
 
 // slot holds the messages of one candidate, so that a ranking costs two

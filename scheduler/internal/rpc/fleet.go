@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/learn"
 )
 
 const (
@@ -65,11 +66,13 @@ func (s *Service) Watch(req *pb.WatchRequest, stream grpc.ServerStreamingServer[
 	}
 }
 
-// ageless returns a copy in which only changes differ.
+// ageless returns a copy in which only changes differ. Of the speed, which is
+// learned all the time, that is whether it is the member's own.
 func ageless(r *pb.FleetResponse) *pb.FleetResponse {
 	c := proto.CloneOf(r)
 	for _, m := range c.Members {
-		m.Picture.AgeMs, m.LoadAgeMs = 0, 0
+		m.Picture.AgeMs, m.LoadAgeMs, m.FailingMs = 0, 0, min(m.FailingMs, 1)
+		m.Speed = &pb.Speed{Learned: m.GetSpeed().GetLearned()}
 	}
 	return c
 }
@@ -105,6 +108,10 @@ func (s *Service) memberState(view *fleet.View, m *fleet.Member, now time.Time) 
 		ReportedPromptTokens:  reported.PromptTokens,
 		ReportedCachedTokens:  reported.CachedTokens,
 		PredictedCachedTokens: reported.PredictedTokens,
+		Speed:                 speedOf(s.cfg.Picker.Speed(m)),
+	}
+	if until := m.Failing().Until(now); !until.IsZero() {
+		st.FailingMs, st.Chosen = max(1, milliseconds(until.Sub(now))), false
 	}
 	setMember(st.Member, m)
 	s.setPicture(st.Picture, m, now)
@@ -122,6 +129,22 @@ func (s *Service) memberState(view *fleet.View, m *fleet.Member, now time.Time) 
 		st.KvUsage = proto.Float64(m.Load.KVUsage)
 	}
 	return st
+}
+
+func speedOf(l learn.Speed) *pb.Speed {
+	sp := &pb.Speed{
+		Learned:     l.Learned,
+		RequestMs:   l.A,
+		TokenMs:     l.B,
+		ContextMs:   l.C,
+		HostTokenMs: l.HostMS,
+		DiskTokenMs: l.DiskMS,
+		StepMs:      l.StepMS,
+	}
+	if !math.IsNaN(l.Busy) {
+		sp.Busy = proto.Float64(l.Busy)
+	}
+	return sp
 }
 
 func setMember(to *pb.Member, m *fleet.Member) {

@@ -42,10 +42,13 @@ type Config struct {
 
 // Decided is one answer to Pick or Score, for whoever counts.
 type Decided struct {
-	Method, Policy, Decision, Member string
-	Fallback                         string
-	PromptTokens, CachedTokens       int
-	Took                             time.Duration
+	// Method: pick or score.
+	Method string
+	// Decision; not to be changed, nor kept.
+	Decision *pick.Decision
+	// Start is when the request was decoded, Took the time from there.
+	Start time.Time
+	Took  time.Duration
 }
 
 // Service implements pb.SchedulerServer. Its Unary and Stream interceptors

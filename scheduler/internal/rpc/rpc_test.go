@@ -213,7 +213,7 @@ func TestAnswerCarriesEverything(t *testing.T) {
 	if d := cost.GetTotalMs() - parts; cost.GetTotalMs() <= 0 || d > 1e-9 || d < -1e-9 {
 		t.Errorf("cost %v", cost)
 	}
-	if len(h.events) != 1 || h.events[0].Method != "pick" || h.events[0].CachedTokens != 64 || h.events[0].Decision != resp.GetDecision() {
+	if len(h.events) != 1 || h.events[0].Method != "pick" || h.events[0].Decision.Candidates[0].Cached.Known() != 64 || h.events[0].Decision.ID != resp.GetDecision() {
 		t.Errorf("observed %+v", h.events)
 	}
 }
@@ -398,7 +398,7 @@ func TestFleet(t *testing.T) {
 	}
 	f, _ := h.client.Fleet(t.Context(), &pb.FleetRequest{Model: "m"})
 	got := f.GetMembers()[0]
-	got.Picture.AgeMs, got.LoadAgeMs = 0, 0
+	got.Picture.AgeMs, got.LoadAgeMs, got.Speed = 0, 0, nil
 	want := &pb.MemberState{
 		Member:  &pb.Member{Id: name("a"), Namespace: "ns", Pod: "pod-a", Address: "10.0.0.1:8000"},
 		Picture: &pb.Picture{Trust: pb.Trust_TRUST_EXACT, Epoch: 7, Sequence: 9},
@@ -569,5 +569,61 @@ func TestReferencesKeepTheirKind(t *testing.T) {
 	}
 	if d := cmp.Diff([]pick.Ref{{Pod: "a"}, {Member: "b"}, {Address: "c"}}, got); d != "" {
 		t.Error(d)
+	}
+}
+
+func TestExplainShowsTwoPolicies(t *testing.T) {
+	h := build(t, nil)
+	resp, err := h.client.Explain(t.Context(), &pb.ExplainRequest{Request: ask("m").GetRequest(), Shadow: "round-robin"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := resp.GetCounterfactual()
+	if len(resp.GetRanking().GetCandidates()) != 3 || len(resp.GetShadow().GetCandidates()) != 3 ||
+		resp.GetRanking().GetPolicy() != "default" || resp.GetShadow().GetPolicy() != "round-robin" || c.GetPolicy() != "round-robin" {
+		t.Fatalf("%v", resp)
+	}
+	was, would := resp.GetRanking().GetCandidates()[0], resp.GetShadow().GetCandidates()[0]
+	if c.GetMember().GetId() != would.GetMember().GetId() || c.GetSame() != (was.GetMember().GetId() == would.GetMember().GetId()) ||
+		c.GetTotalMs() != would.GetCost().GetTotalMs()-was.GetCost().GetTotalMs() {
+		t.Errorf("%v of %v and %v", c, was, would)
+	}
+	resp, err = h.client.Explain(t.Context(), &pb.ExplainRequest{Request: ask("m").GetRequest()})
+	if err != nil || resp.GetShadow() != nil || resp.GetCounterfactual() != nil {
+		t.Errorf("without a second policy: %v, %v", resp, err)
+	}
+	for shadow, want := range map[string]codes.Code{"nonsense": codes.InvalidArgument} {
+		if _, err := h.client.Explain(t.Context(), &pb.ExplainRequest{Request: ask("m").GetRequest(), Shadow: shadow}); status.Code(err) != want {
+			t.Errorf("shadow %q: %v", shadow, err)
+		}
+	}
+	if _, err := h.client.Explain(t.Context(), &pb.ExplainRequest{}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("without a request: %v", err)
+	}
+}
+
+func TestFleetSaysSpeedAndFailures(t *testing.T) {
+	h := build(t, nil)
+	for range 3 {
+		d, err := h.client.Pick(t.Context(), &pb.PickRequest{Request: ask("m").GetRequest()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := h.client.Report(t.Context(), &pb.ReportRequest{Decision: d.GetDecision(), Outcome: pb.Outcome_OUTCOME_FAILED, Member: name("b")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	state, err := h.client.Fleet(t.Context(), &pb.FleetRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range state.GetMembers() {
+		failing := m.GetMember().GetId() == name("b")
+		if failing != (m.GetFailingMs() > 0) || failing == m.GetChosen() {
+			t.Errorf("%s: failing for %d ms, chosen %v", m.GetMember().GetId(), m.GetFailingMs(), m.GetChosen())
+		}
+		if sp := m.GetSpeed(); !(sp.GetTokenMs() > 0) || sp.GetLearned() {
+			t.Errorf("%s: %v", m.GetMember().GetId(), sp)
+		}
 	}
 }

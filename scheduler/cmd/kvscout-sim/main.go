@@ -149,7 +149,7 @@ func (o options) play(ctx context.Context, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	o.Arrivals = workload.Play
+	o.Arrivals, o.Stages = workload.Play, workload.Stages
 	var configs []sim.Config
 	for _, name := range names(o.policies) {
 		for i := range o.seeds {

@@ -46,6 +46,9 @@ type Result struct {
 	// HeadroomShare is nil unless LeastTokens and Oracle ran beside.
 	HeadroomShare *float64 `json:"headroom_share,omitempty"`
 
+	// Stages of a ladder, in order.
+	Stages []Stage `json:"stages,omitempty"`
+
 	Span     float64  `json:"span_s"`
 	Settings Settings `json:"settings"`
 }
@@ -83,6 +86,7 @@ type log struct {
 	turns, broken int
 	seen          map[blockkey.Key]struct{}
 	hit, prompted int
+	stages        []stageLog
 }
 
 // came takes a request for the ceiling: what one cache of everything that came
@@ -138,6 +142,11 @@ func (l *log) finished(q *request, now time.Duration) {
 	}
 	l.tokens += q.Output
 	l.last = now
+	if s := l.stage(q.At); s != nil {
+		s.ttft = append(s.ttft, ttft.Seconds())
+		s.tokens += q.Output
+		s.last = now
+	}
 	if q.decision != "" {
 		e := q.predictedMS - float64(ttft)/float64(time.Millisecond)
 		l.predicted = append(l.predicted, math.Abs(e))
@@ -170,6 +179,9 @@ func (r *run) result() Result {
 			DecisionLag: r.cfg.DecisionLag.Seconds(), Lose: r.cfg.Lose, Reports: !r.cfg.NoReports,
 			Restarts: len(r.cfg.Restarts), Adds: len(r.cfg.Adds),
 		},
+	}
+	for i := range l.stages {
+		res.Stages = append(res.Stages, l.stages[i].result())
 	}
 	slices.Sort(l.ttft)
 	res.TTFTMean = mean(l.ttft)

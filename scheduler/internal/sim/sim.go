@@ -28,6 +28,9 @@ type Config struct {
 	// same requests.
 	Arrivals func(seed uint64) arrival.Source
 	Seed     uint64
+	// Stages of the arrivals, where they are a ladder: the result says what
+	// became of each.
+	Stages []arrival.Stage
 	// Policy of the scheduler, or Oracle or CapacityOracle; policy.Default
 	// when empty.
 	Policy string
@@ -159,6 +162,7 @@ func Run(cfg Config) (Result, error) {
 func (r *run) start() error {
 	r.random = rand.New(rand.NewPCG(r.cfg.Seed, 0x73696d))
 	r.source = r.cfg.Arrivals(r.cfg.Seed)
+	r.log.stages = newStageLogs(r.cfg.Stages)
 	r.cfg.blockSize = r.source.BlockSize()
 	if r.blocks() < 1 {
 		return fmt.Errorf("a KV cache of %d tokens times %v has no block of %d", r.cfg.Engine.KVTokens, r.cfg.Capacity, r.cfg.blockSize)

@@ -239,7 +239,7 @@ func TestFaultsCostLittle(t *testing.T) {
 	} {
 		c := base
 		spoil(&c)
-		if r := mustRun(t, c); r.Requests != right.Requests || r.TTFTMean > 1.5*right.TTFTMean || r == right {
+		if r := mustRun(t, c); r.Requests != right.Requests || r.TTFTMean > 1.5*right.TTFTMean || cmp.Equal(r, right) {
 			t.Errorf("%s: TTFT %.3f s, without %.3f s; %d of %d requests", name, r.TTFTMean, right.TTFTMean, r.Requests, right.Requests)
 		}
 	}

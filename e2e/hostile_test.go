@@ -281,7 +281,7 @@ func TestHostileMessages(t *testing.T) {
 		change(h)
 		return h
 	}
-	keys := []*pb.Change{{Change: &pb.Change_Stored{Stored: &pb.Stored{Lane: pb.Lane_LANE_GPU, Parent: 1, Keys: []uint64{2, 3}}}}}
+	keys := []*pb.Change{{Change: &pb.Change_Stored{Stored: &pb.Stored{Lane: pb.Lane_LANE_GPU, Keys: []uint64{2, 3}}}}}
 	delta := func(change func(*pb.Header)) []byte {
 		data, err := proto.Marshal(&pb.Delta{Header: header(change), Changes: keys})
 		if err != nil {

@@ -18,7 +18,7 @@ const module = "github.com/kvscout/kvscout/"
 // rooms lists, for each room, the rooms of ours that it may import. What
 // stands under a room's folder and is not listed itself belongs to that room.
 var rooms = map[string][]string{
-	"protocol":                        {"protocol/pb"},
+	"protocol":                        {"protocol/pb", "protocol/blockkey"},
 	"protocol/blockkey":               {},
 	"protocol/pb":                     {},
 	"protocol/telemetry":              {},

@@ -69,7 +69,7 @@ func (p *play) speaker(conn *nats.Conn, pod string, prompts ...prompt) *speaker 
 	root := blockkey.Scope{Model: model, BlockSize: size}.Root()
 	count, digest := uint64(0), uint64(0)
 	for _, q := range prompts {
-		run := &pb.Stored{Lane: pb.Lane_LANE_GPU, Through: pb.Lane_LANE_DISK, Parent: uint64(root)}
+		run := &pb.Stored{Lane: pb.Lane_LANE_GPU, Through: pb.Lane_LANE_DISK}
 		for _, k := range blockkey.AppendTokens(nil, root, q.tokens, size, nil) {
 			run.Keys = append(run.Keys, uint64(k))
 			digest ^= blockkey.Digest(k)

@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvscout/kvscout/protocol/blockkey"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
 
@@ -132,7 +133,7 @@ func checkDelta(d *pb.Delta, member string) error {
 		case *pb.Change_Stored:
 			err = checkStored(c.Stored)
 		case *pb.Change_Removed:
-			err = checkRun(c.Removed.GetLane(), c.Removed.GetThrough(), c.Removed.GetPosition(), c.Removed.GetKeys())
+			err = checkRun(c.Removed.GetLane(), c.Removed.GetThrough(), c.Removed.GetPosition(), c.Removed.GetBefore(), c.Removed.GetKeys())
 		default:
 			err = errors.New("neither stored nor removed")
 		}
@@ -220,13 +221,10 @@ func checkTrust(t pb.Trust) error {
 }
 
 func checkStored(s *pb.Stored) error {
-	if s.GetParent() == 0 {
-		return errors.New("no parent key")
-	}
-	return checkRun(s.GetLane(), s.GetThrough(), s.GetPosition(), s.GetKeys())
+	return checkRun(s.GetLane(), s.GetThrough(), s.GetPosition(), s.GetBefore(), s.GetKeys())
 }
 
-func checkRun(lane, through pb.Lane, position uint32, keys []uint64) error {
+func checkRun(lane, through pb.Lane, position uint32, before, keys []uint64) error {
 	if lane < pb.Lane_LANE_GPU || lane > pb.Lane_LANE_DISK {
 		return fmt.Errorf("unknown lane %d", lane)
 	}
@@ -238,6 +236,9 @@ func checkRun(lane, through pb.Lane, position uint32, keys []uint64) error {
 	}
 	if uint64(position)+uint64(len(keys)) > MaxDepth {
 		return fmt.Errorf("position %d and %d keys: at most %d blocks", position, len(keys), MaxDepth)
+	}
+	if want := min(int(position), blockkey.Lead); len(before) != want {
+		return fmt.Errorf("%d keys before position %d, want %d", len(before), position, want)
 	}
 	for i, k := range keys {
 		if k == 0 {

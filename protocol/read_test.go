@@ -26,16 +26,16 @@ func lanes(counts ...uint64) []*pb.LaneState {
 	return out
 }
 
-func stored(lane pb.Lane, parent uint64, position uint32, keys ...uint64) *pb.Stored {
-	return &pb.Stored{Lane: lane, Parent: parent, Position: position, Keys: keys}
+func stored(lane pb.Lane, keys ...uint64) *pb.Stored {
+	return &pb.Stored{Lane: lane, Keys: keys}
 }
 
 func delta() *pb.Delta {
 	return &pb.Delta{
 		Header: header(1),
 		Changes: []*pb.Change{
-			{Change: &pb.Change_Removed{Removed: &pb.Removed{Lane: pb.Lane_LANE_GPU, Position: 3, Keys: []uint64{9}}}},
-			{Change: &pb.Change_Stored{Stored: stored(pb.Lane_LANE_GPU, 7, 0, 1, 2)}},
+			{Change: &pb.Change_Removed{Removed: &pb.Removed{Lane: pb.Lane_LANE_GPU, Position: 3, Before: []uint64{4, 5, 6}, Keys: []uint64{9}}}},
+			{Change: &pb.Change_Stored{Stored: stored(pb.Lane_LANE_GPU, 1, 2)}},
 		},
 		Lanes: lanes(2, 2, 2),
 	}
@@ -54,7 +54,7 @@ func chunk() *pb.SnapshotChunk {
 	return &pb.SnapshotChunk{
 		Header: header(0),
 		Last:   true,
-		Stored: []*pb.Stored{stored(pb.Lane_LANE_DISK, 7, 0, 1, 2)},
+		Stored: []*pb.Stored{stored(pb.Lane_LANE_DISK, 1, 2)},
 		Lanes:  lanes(0, 0, 2),
 		Trust:  pb.Trust_TRUST_EXACT,
 	}
@@ -75,25 +75,26 @@ func TestReadDeltaRefuses(t *testing.T) {
 		spoil func(*pb.Delta)
 		want  string
 	}{
-		"version":        {func(d *pb.Delta) { d.Header.Version = 2 }, "unknown protocol version 2"},
-		"no header":      {func(d *pb.Delta) { d.Header = nil }, "unknown protocol version 0"},
-		"other member":   {func(d *pb.Delta) { d.Header.Member = "default_uid-2_0" }, "names another member"},
-		"no epoch":       {func(d *pb.Delta) { d.Header.Epoch = 0 }, "no epoch"},
-		"sequence 0":     {func(d *pb.Delta) { d.Header.Sequence = 0 }, "sequence 0"},
-		"empty change":   {func(d *pb.Delta) { d.Changes[0].Change = nil }, "change 0: neither"},
-		"no lane":        {func(d *pb.Delta) { first(d).Lane = 0 }, "change 0: unknown lane 0"},
-		"lane 4":         {func(d *pb.Delta) { second(d).Lane = 4 }, "change 1: unknown lane 4"},
-		"through lane 4": {func(d *pb.Delta) { first(d).Through = 4 }, "lanes 1 through 4"},
-		"lanes back":     {func(d *pb.Delta) { second(d).Lane = 3; second(d).Through = 2 }, "lanes 3 through 2"},
-		"no keys":        {func(d *pb.Delta) { first(d).Keys = nil }, "no keys"},
-		"key 0":          {func(d *pb.Delta) { second(d).Keys[1] = 0 }, "key 1 is 0"},
-		"no parent":      {func(d *pb.Delta) { second(d).Parent = 0 }, "no parent"},
-		"too deep":       {func(d *pb.Delta) { second(d).Position = MaxDepth - 1 }, "at most"},
-		"position wraps": {func(d *pb.Delta) { first(d).Position = 1<<32 - 1 }, "at most"},
-		"two lanes":      {func(d *pb.Delta) { d.Lanes = d.Lanes[:2] }, "2 lanes"},
-		"lanes swapped":  {func(d *pb.Delta) { d.Lanes[0], d.Lanes[1] = d.Lanes[1], d.Lanes[0] }, "lane 0 is named"},
-		"lanes shrink":   {func(d *pb.Delta) { d.Lanes[2].Count = 1 }, "holds 1 keys"},
-		"empty, digest":  {func(d *pb.Delta) { d.Lanes = lanes(0, 0, 0); d.Lanes[0].Digest = 1 }, "is empty and has digest"},
+		"version":         {func(d *pb.Delta) { d.Header.Version = 2 }, "unknown protocol version 2"},
+		"no header":       {func(d *pb.Delta) { d.Header = nil }, "unknown protocol version 0"},
+		"other member":    {func(d *pb.Delta) { d.Header.Member = "default_uid-2_0" }, "names another member"},
+		"no epoch":        {func(d *pb.Delta) { d.Header.Epoch = 0 }, "no epoch"},
+		"sequence 0":      {func(d *pb.Delta) { d.Header.Sequence = 0 }, "sequence 0"},
+		"empty change":    {func(d *pb.Delta) { d.Changes[0].Change = nil }, "change 0: neither"},
+		"no lane":         {func(d *pb.Delta) { first(d).Lane = 0 }, "change 0: unknown lane 0"},
+		"lane 4":          {func(d *pb.Delta) { second(d).Lane = 4 }, "change 1: unknown lane 4"},
+		"through lane 4":  {func(d *pb.Delta) { first(d).Through = 4 }, "lanes 1 through 4"},
+		"lanes back":      {func(d *pb.Delta) { second(d).Lane = 3; second(d).Through = 2 }, "lanes 3 through 2"},
+		"no keys":         {func(d *pb.Delta) { first(d).Keys = nil }, "no keys"},
+		"key 0":           {func(d *pb.Delta) { second(d).Keys[1] = 0 }, "key 1 is 0"},
+		"nothing before":  {func(d *pb.Delta) { first(d).Before = nil }, "0 keys before position 3, want 3"},
+		"too much before": {func(d *pb.Delta) { second(d).Before = []uint64{1} }, "1 keys before position 0"},
+		"too deep":        {func(d *pb.Delta) { second(d).Position = MaxDepth - 1 }, "at most"},
+		"position wraps":  {func(d *pb.Delta) { first(d).Position = 1<<32 - 1 }, "at most"},
+		"two lanes":       {func(d *pb.Delta) { d.Lanes = d.Lanes[:2] }, "2 lanes"},
+		"lanes swapped":   {func(d *pb.Delta) { d.Lanes[0], d.Lanes[1] = d.Lanes[1], d.Lanes[0] }, "lane 0 is named"},
+		"lanes shrink":    {func(d *pb.Delta) { d.Lanes[2].Count = 1 }, "holds 1 keys"},
+		"empty, digest":   {func(d *pb.Delta) { d.Lanes = lanes(0, 0, 0); d.Lanes[0].Digest = 1 }, "is empty and has digest"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := delta()
@@ -149,7 +150,7 @@ func TestReadChunkRefuses(t *testing.T) {
 		want  string
 	}{
 		"index":    {func(c *pb.SnapshotChunk) { c.Index = MaxChunks }, "at most"},
-		"stored":   {func(c *pb.SnapshotChunk) { c.Stored[0].Parent = 0 }, "stored 0: no parent"},
+		"stored":   {func(c *pb.SnapshotChunk) { c.Stored[0].Position = 1 }, "stored 0: 0 keys before"},
 		"no lanes": {func(c *pb.SnapshotChunk) { c.Lanes = nil }, "0 lanes"},
 		"no trust": {func(c *pb.SnapshotChunk) { c.Trust = 0 }, "unknown trust"},
 	} {

@@ -178,7 +178,7 @@ func fill(b *testing.B, s *Scheduler) {
 		}, &fleet.Load{At: now, Running: n % 5, Waiting: 0, Totals: fleet.NoTotals()}, now)
 		s.fleet.SetPicture(id, fleet.Picture{Trust: fleet.Exact, Epoch: 1, Sequence: 1})
 		for lane := index.LaneGPU; lane <= index.LaneDisk; lane++ {
-			s.index.Store(index.Member(id), lane, root, 0, keys[:8*(n%benchMembers)])
+			s.index.Store(index.Member(id), lane, nil, 0, keys[:8*(n%benchMembers)])
 		}
 	}
 }

@@ -107,7 +107,7 @@ func agent(t testing.TB, url string, blocks int) {
 	var stored []*pb.Stored
 	for lane := pb.Lane_LANE_GPU; lane <= pb.Lane_LANE_DISK; lane++ {
 		lanes = append(lanes, &pb.LaneState{Lane: lane, Count: uint64(len(keys)), Digest: digest})
-		stored = append(stored, &pb.Stored{Lane: lane, Parent: uint64(root), Keys: raw})
+		stored = append(stored, &pb.Stored{Lane: lane, Keys: raw})
 	}
 	header := &pb.Header{Version: protocol.Version, Member: member, Epoch: 1, Sequence: 1}
 	sub, err := conn.Subscribe(subjects.Snapshot(member), func(m *nats.Msg) {

@@ -280,14 +280,15 @@ type Stored struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// lane on which, or the first of the lanes.
 	Lane Lane `protobuf:"varint,1,opt,name=lane,proto3,enum=kvscout.bus.v1.Lane" json:"lane,omitempty"`
-	// parent is the key before keys[0]; the chain's root key at position 0.
-	Parent uint64 `protobuf:"fixed64,2,opt,name=parent,proto3" json:"parent,omitempty"`
 	// position of keys[0] in its chain, in blocks.
 	Position uint32 `protobuf:"varint,3,opt,name=position,proto3" json:"position,omitempty"`
 	// keys in chain order, each the child of the one before.
 	Keys []uint64 `protobuf:"fixed64,4,rep,packed,name=keys,proto3" json:"keys,omitempty"`
 	// through is the last of the lanes; unspecified: lane alone.
-	Through       Lane `protobuf:"varint,5,opt,name=through,proto3,enum=kvscout.bus.v1.Lane" json:"through,omitempty"`
+	Through Lane `protobuf:"varint,5,opt,name=through,proto3,enum=kvscout.bus.v1.Lane" json:"through,omitempty"`
+	// before are the 15 keys before keys[0] in its chain, in order; all there are
+	// where the chain begins.
+	Before        []uint64 `protobuf:"fixed64,6,rep,packed,name=before,proto3" json:"before,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -329,13 +330,6 @@ func (x *Stored) GetLane() Lane {
 	return Lane_LANE_UNSPECIFIED
 }
 
-func (x *Stored) GetParent() uint64 {
-	if x != nil {
-		return x.Parent
-	}
-	return 0
-}
-
 func (x *Stored) GetPosition() uint32 {
 	if x != nil {
 		return x.Position
@@ -357,6 +351,13 @@ func (x *Stored) GetThrough() Lane {
 	return Lane_LANE_UNSPECIFIED
 }
 
+func (x *Stored) GetBefore() []uint64 {
+	if x != nil {
+		return x.Before
+	}
+	return nil
+}
+
 // Removed says that consecutive blocks of one chain are no longer held, on one
 // lane or on neighbouring lanes alike.
 type Removed struct {
@@ -368,7 +369,9 @@ type Removed struct {
 	// keys in chain order, each the child of the one before.
 	Keys []uint64 `protobuf:"fixed64,3,rep,packed,name=keys,proto3" json:"keys,omitempty"`
 	// through is the last of the lanes; unspecified: lane alone.
-	Through       Lane `protobuf:"varint,4,opt,name=through,proto3,enum=kvscout.bus.v1.Lane" json:"through,omitempty"`
+	Through Lane `protobuf:"varint,4,opt,name=through,proto3,enum=kvscout.bus.v1.Lane" json:"through,omitempty"`
+	// before as in Stored.
+	Before        []uint64 `protobuf:"fixed64,5,rep,packed,name=before,proto3" json:"before,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -429,6 +432,13 @@ func (x *Removed) GetThrough() Lane {
 		return x.Through
 	}
 	return Lane_LANE_UNSPECIFIED
+}
+
+func (x *Removed) GetBefore() []uint64 {
+	if x != nil {
+		return x.Before
+	}
+	return nil
 }
 
 // Change is one step of a delta; steps apply in order.
@@ -1593,18 +1603,19 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x06R\x05epoch\x12\x1a\n" +
-	"\bsequence\x18\x04 \x01(\x04R\bsequence\"\xaa\x01\n" +
+	"\bsequence\x18\x04 \x01(\x04R\bsequence\"\xb8\x01\n" +
 	"\x06Stored\x12(\n" +
-	"\x04lane\x18\x01 \x01(\x0e2\x14.kvscout.bus.v1.LaneR\x04lane\x12\x16\n" +
-	"\x06parent\x18\x02 \x01(\x06R\x06parent\x12\x1a\n" +
+	"\x04lane\x18\x01 \x01(\x0e2\x14.kvscout.bus.v1.LaneR\x04lane\x12\x1a\n" +
 	"\bposition\x18\x03 \x01(\rR\bposition\x12\x12\n" +
 	"\x04keys\x18\x04 \x03(\x06R\x04keys\x12.\n" +
-	"\athrough\x18\x05 \x01(\x0e2\x14.kvscout.bus.v1.LaneR\athrough\"\x93\x01\n" +
+	"\athrough\x18\x05 \x01(\x0e2\x14.kvscout.bus.v1.LaneR\athrough\x12\x16\n" +
+	"\x06before\x18\x06 \x03(\x06R\x06beforeJ\x04\b\x02\x10\x03R\x06parent\"\xab\x01\n" +
 	"\aRemoved\x12(\n" +
 	"\x04lane\x18\x01 \x01(\x0e2\x14.kvscout.bus.v1.LaneR\x04lane\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\rR\bposition\x12\x12\n" +
 	"\x04keys\x18\x03 \x03(\x06R\x04keys\x12.\n" +
-	"\athrough\x18\x04 \x01(\x0e2\x14.kvscout.bus.v1.LaneR\athrough\"y\n" +
+	"\athrough\x18\x04 \x01(\x0e2\x14.kvscout.bus.v1.LaneR\athrough\x12\x16\n" +
+	"\x06before\x18\x05 \x03(\x06R\x06before\"y\n" +
 	"\x06Change\x120\n" +
 	"\x06stored\x18\x01 \x01(\v2\x16.kvscout.bus.v1.StoredH\x00R\x06stored\x123\n" +
 	"\aremoved\x18\x02 \x01(\v2\x17.kvscout.bus.v1.RemovedH\x00R\aremovedB\b\n" +

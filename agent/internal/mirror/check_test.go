@@ -143,9 +143,20 @@ func newReplica() *replica {
 // apply returns an error when the op doesn't fit, or leaves a lane that isn't
 // prefix-closed or not within the next.
 func (r *replica) apply(op Op) error {
-	parent := op.Parent
 	if len(op.Keys) == 0 {
 		return fmt.Errorf("empty op")
+	}
+	if want := min(int(op.Position), blockkey.Lead); len(op.Before) != want {
+		return fmt.Errorf("%d keys before position %d, want %d", len(op.Before), op.Position, want)
+	}
+	for i, key := range op.Before {
+		if i > 0 && r.parent[key] != op.Before[i-1] {
+			return fmt.Errorf("key %x before %x is not its parent", op.Before[i-1], key)
+		}
+	}
+	parent := blockkey.Key(0)
+	if n := len(op.Before); n > 0 {
+		parent = op.Before[n-1]
 	}
 	keys := slices.Clone(op.Keys)
 	for k, key := range keys {

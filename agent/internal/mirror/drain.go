@@ -1,12 +1,18 @@
 package mirror
 
-import "github.com/kvscout/kvscout/protocol/blockkey"
+import (
+	"slices"
+
+	"github.com/kvscout/kvscout/protocol/blockkey"
+)
 
 // run is a run of consecutive blocks of one chain that change alike.
 type run struct {
-	first      int32 // node of the first block
-	lanes      laneSet
-	start, end int // in the keys of this Drain
+	first int32 // node of the first block
+	lanes laneSet
+	// Of the keys of this Drain: those before the run from before to start,
+	// its own from start to end.
+	before, start, end int
 }
 
 // Drain appends what changed in the published picture since the last Drain.
@@ -220,7 +226,9 @@ func (m *Mirror) collect(keys []blockkey.Key, change func(*node) laneSet) []bloc
 		for len(stack) > 0 {
 			i := stack[len(stack)-1]
 			stack = stack[:len(stack)-1]
-			r := run{first: i, lanes: change(&m.nodes[i]), start: len(keys)}
+			r := run{first: i, lanes: change(&m.nodes[i]), before: len(keys)}
+			keys = m.lead(keys, i)
+			r.start = len(keys)
 			for i != 0 {
 				keys = append(keys, m.nodes[i].key)
 				on := int32(0)
@@ -251,18 +259,20 @@ func (m *Mirror) appendOp(ops []Op, r run, keys []blockkey.Key, l Lane, remove b
 	return append(ops, Op{
 		Remove:   remove,
 		Lane:     l,
-		Parent:   m.keyBefore(n),
 		Position: n.position,
+		Before:   keys[r.before:r.start:r.start],
 		Keys:     keys[r.start:r.end:r.end],
 	})
 }
 
-// keyBefore returns the key of a node's parent, or of the scope's root.
-func (m *Mirror) keyBefore(n *node) blockkey.Key {
-	if n.has(flagRoot) {
-		return blockkey.Key(n.parentHash)
+// lead appends the keys before a published block, as far as an Op names them.
+func (m *Mirror) lead(keys []blockkey.Key, i int32) []blockkey.Key {
+	from := len(keys)
+	for i = m.nodes[i].parent; i > 0 && len(keys)-from < blockkey.Lead; i = m.nodes[i].parent {
+		keys = append(keys, m.nodes[i].key)
 	}
-	return m.nodes[n.parent].key
+	slices.Reverse(keys[from:])
+	return keys
 }
 
 // sweep buries what has no copies left and empties the list of changes.

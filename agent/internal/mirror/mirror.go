@@ -96,13 +96,13 @@ type Remove struct {
 }
 
 // Op says that a run of consecutive blocks of one chain became held on a lane,
-// or that it is held no longer. The receiver may keep Keys, and must not change
+// or that it is held no longer. The receiver may keep Before and Keys, and must not change
 // them: ops of one run share them.
 type Op struct {
 	Remove   bool
 	Lane     Lane
-	Parent   blockkey.Key // before Keys[0]; the scope's root at position 0
-	Position uint32       // of Keys[0] in its chain
+	Position uint32         // of Keys[0] in its chain
+	Before   []blockkey.Key // the blockkey.Lead keys before Keys[0], or all there are
 	Keys     []blockkey.Key
 }
 

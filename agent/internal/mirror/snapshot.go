@@ -18,6 +18,7 @@ func (m *Mirror) Snapshot(yield func(Op) bool) {
 		first := stack[len(stack)-1]
 		stack = stack[:len(stack)-1]
 		n := &m.nodes[first]
+		before := m.lead(nil, first)
 		var keys []blockkey.Key
 		for i := first; i != 0; {
 			keys = append(keys, m.nodes[i].key)
@@ -34,7 +35,7 @@ func (m *Mirror) Snapshot(yield func(Op) bool) {
 			i = on
 		}
 		for l := LaneDisk; l != ^Lane(0); l-- {
-			op := Op{Lane: l, Parent: m.keyBefore(n), Position: n.position, Keys: keys}
+			op := Op{Lane: l, Position: n.position, Before: before, Keys: keys}
 			if n.told&(1<<l) != 0 && !yield(op) {
 				return
 			}

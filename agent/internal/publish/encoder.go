@@ -20,7 +20,7 @@ const (
 	// maxReason bounds the text that explains a trust state.
 	maxReason = 200
 	// opBytes is the most that one change takes on the wire beside its keys.
-	opBytes = 48
+	opBytes = 48 + 8*blockkey.Lead
 	// frameBytes is the most that a delta or chunk takes beside its changes,
 	// member and reason.
 	frameBytes = 256
@@ -108,13 +108,12 @@ func (e *encoder) parts(ops []mirror.Op, st State, limit int) iter.Seq[part] {
 				case op.Remove:
 					cut := len(op.Keys) - n
 					head.Position += uint32(cut)
-					head.Keys = op.Keys[cut:]
+					head.Before, head.Keys = lead(op.Before, op.Keys[:cut]), op.Keys[cut:]
 					op.Keys = op.Keys[:cut]
 				default:
 					head.Keys = op.Keys[:n]
-					op.Parent = op.Keys[n-1]
 					op.Position += uint32(n)
-					op.Keys = op.Keys[n:]
+					op.Before, op.Keys = lead(op.Before, op.Keys[:n]), op.Keys[n:]
 				}
 				e.part = append(e.part, head)
 				p.keys += n
@@ -126,13 +125,21 @@ func (e *encoder) parts(ops []mirror.Op, st State, limit int) iter.Seq[part] {
 	}
 }
 
+// lead are the keys that lead to what follows keys.
+func lead(before, keys []blockkey.Key) []blockkey.Key {
+	if len(keys) < blockkey.Lead {
+		keys = append(before[:len(before):len(before)], keys...)
+	}
+	return blockkey.Before(keys, len(keys))
+}
+
 // merge takes the first of ops and those behind it that say the same of
 // neighbouring lanes. A mirror lists them side by side with one slice of keys.
 func merge(ops []mirror.Op) (change, []mirror.Op) {
 	c := change{Op: ops[0], through: ops[0].Lane}
 	for ops = ops[1:]; len(ops) > 0 && len(c.Keys) > 0; ops = ops[1:] {
 		o := &ops[0]
-		same := o.Remove == c.Remove && o.Parent == c.Parent && o.Position == c.Position &&
+		same := o.Remove == c.Remove && o.Position == c.Position &&
 			len(o.Keys) == len(c.Keys) && &o.Keys[0] == &c.Keys[0]
 		switch {
 		case same && o.Lane == c.through+1:
@@ -166,7 +173,7 @@ func (e *encoder) delta(p part, st State, sequence uint64) ([]byte, error) {
 		s := e.steps[i]
 		if op.Remove {
 			s.removed.Lane, s.removed.Through = op.lanes()
-			s.removed.Position, s.removed.Keys = op.Position, e.copyKeys(op.Keys)
+			s.removed.Position, s.removed.Before, s.removed.Keys = op.Position, e.copyKeys(op.Before), e.copyKeys(op.Keys)
 			s.change.Change = &s.isGone
 		} else {
 			e.fill(&s.stored, op)
@@ -221,7 +228,7 @@ func (e *encoder) held(h protocol.Held) []*pb.LaneState {
 
 func (e *encoder) fill(s *pb.Stored, op change) {
 	s.Lane, s.Through = op.lanes()
-	s.Parent, s.Position, s.Keys = uint64(op.Parent), op.Position, e.copyKeys(op.Keys)
+	s.Position, s.Before, s.Keys = op.Position, e.copyKeys(op.Before), e.copyKeys(op.Keys)
 }
 
 // lanes as the wire names them: a single lane has no through.

@@ -231,8 +231,10 @@ func (r *reader) change(c *pb.Change) {
 	if s := c.GetStored(); s != nil {
 		first, last := protocol.LanesOf(s.GetLane(), s.GetThrough())
 		for l := first; l <= last; l++ {
-			if s.GetPosition() > 0 && !r.sets[l][s.GetParent()] {
-				r.t.Fatalf("stored on lane %d at %d under a parent that is not held", l, s.GetPosition())
+			for _, k := range s.GetBefore() {
+				if !r.sets[l][k] {
+					r.t.Fatalf("stored on lane %d at %d behind key %#x, which is not held", l, s.GetPosition(), k)
+				}
 			}
 			for _, k := range s.GetKeys() {
 				if r.sets[l][k] {
@@ -819,7 +821,7 @@ func BenchmarkPublish(b *testing.B) {
 			keys[j] = blockkey.Key(i*1000 + j + 1)
 		}
 		for l := range mirror.Lane(mirror.Lanes) {
-			c.ops = append(c.ops, mirror.Op{Remove: i < 16, Lane: l, Parent: 1, Keys: keys})
+			c.ops = append(c.ops, mirror.Op{Remove: i < 16, Lane: l, Keys: keys})
 		}
 		if i >= 16 {
 			stored += len(keys)
@@ -847,7 +849,7 @@ func BenchmarkSnapshot(b *testing.B) {
 			keys[j] = blockkey.Key(i*1000 + j + 1)
 		}
 		for l := range mirror.Lane(mirror.Lanes) {
-			ops = append(ops, mirror.Op{Lane: mirror.LaneDisk - l, Parent: 1, Keys: keys})
+			ops = append(ops, mirror.Op{Lane: mirror.LaneDisk - l, Keys: keys})
 		}
 	}
 	st := State{Epoch: 1, Trust: pb.Trust_TRUST_EXACT}

@@ -100,7 +100,6 @@ func newMember(o options, i int, conn *nats.Conn) (*member, error) {
 	pod := fmt.Sprintf("pod%d", i)
 	m := &member{id: "default_" + pod + "_0", conn: conn}
 	header := &pb.Header{Version: protocol.Version, Member: m.id, Epoch: 1, Sequence: 1}
-	root := uint64(blockkey.Scope{Model: model, BlockSize: blockSize}.Root())
 	digest := uint64(0)
 	chunk := &pb.SnapshotChunk{Header: header}
 	size := 0
@@ -122,7 +121,7 @@ func newMember(o options, i int, conn *nats.Conn) (*member, error) {
 			owner = 0
 		}
 		r := rand.New(rand.NewPCG(owner, uint64(c)))
-		run := &pb.Stored{Lane: pb.Lane_LANE_GPU, Through: pb.Lane_LANE_DISK, Parent: root, Keys: make([]uint64, n)}
+		run := &pb.Stored{Lane: pb.Lane_LANE_GPU, Through: pb.Lane_LANE_DISK, Keys: make([]uint64, n)}
 		for k := range run.Keys {
 			run.Keys[k] = r.Uint64() | 1
 			digest ^= blockkey.Digest(blockkey.Key(run.Keys[k]))

@@ -88,10 +88,10 @@ func TestAdversaries(t *testing.T) {
 				for m := range Member(4) {
 					store(x, m, keys[:len(keys)-1000*int(m)])
 				}
-				x.Remove(0, LaneGPU, 70_001, keys[70_001:70_002])
-				x.Remove(1, LaneGPU, 0, keys[:1])
-				x.Remove(2, LaneGPU, 60_000, keys[60_000:70_000])
-				x.Store(2, LaneGPU, keys[59_999], 60_000, keys[60_000:69_000])
+				x.Remove(0, LaneGPU, blockkey.Before(keys, 70_001), 70_001, keys[70_001:70_002])
+				x.Remove(1, LaneGPU, nil, 0, keys[:1])
+				x.Remove(2, LaneGPU, blockkey.Before(keys, 60_000), 60_000, keys[60_000:70_000])
+				x.Store(2, LaneGPU, blockkey.Before(keys, 60_000), 60_000, keys[60_000:69_000])
 			}
 			return [][]blockkey.Key{keys}
 		}},
@@ -116,12 +116,12 @@ func TestAdversaries(t *testing.T) {
 		{"cycles and repeated keys", func(xs ...subject) [][]blockkey.Key {
 			k := contents(3, 4)
 			for _, x := range xs {
-				x.Store(1, LaneGPU, 0, 0, []blockkey.Key{k[0], k[1], k[0], k[1], k[0]})
-				x.Store(1, LaneGPU, k[1], 2, []blockkey.Key{k[0], k[0]})
-				x.Store(2, LaneGPU, k[3], 2, []blockkey.Key{k[3], k[3], k[3]})
-				x.Store(2, LaneGPU, 0, 0, nil)
-				x.Remove(1, LaneGPU, 0, []blockkey.Key{k[1], k[0], k[1], 0})
-				x.Remove(2, LaneGPU, 0, nil)
+				x.Store(1, LaneGPU, nil, 0, []blockkey.Key{k[0], k[1], k[0], k[1], k[0]})
+				x.Store(1, LaneGPU, k[1:2], 2, []blockkey.Key{k[0], k[0]})
+				x.Store(2, LaneGPU, k[3:4], 2, []blockkey.Key{k[3], k[3], k[3]})
+				x.Store(2, LaneGPU, nil, 0, nil)
+				x.Remove(1, LaneGPU, nil, 0, []blockkey.Key{k[1], k[0], k[1], 0})
+				x.Remove(2, LaneGPU, nil, 0, nil)
 				x.Forget(2)
 			}
 			return nil
@@ -159,12 +159,12 @@ func TestSnapshotEqualsDeltas(t *testing.T) {
 		}
 		last := h.depths[len(h.depths)-1]
 		for m := range Member(8) {
-			y.Store(m, LaneHost, 0, 0, contents(1, 40)) // to be forgotten
+			y.Store(m, LaneHost, nil, 0, contents(1, 40)) // to be forgotten
 			y.Forget(m)
 			for c, keys := range h.chains {
 				for l, d := range last[c][m] {
-					y.Store(m, Lane(l), 0, 0, keys[:d])
-					model.Store(m, Lane(l), 0, 0, keys[:d])
+					y.Store(m, Lane(l), nil, 0, keys[:d])
+					model.Store(m, Lane(l), nil, 0, keys[:d])
 				}
 			}
 		}
@@ -219,8 +219,8 @@ func TestMatchAllocatesNothing(t *testing.T) {
 	trunk := contents(1, 100)
 	for m := range Member(60) {
 		keys := append(trunk[:50:50], contents(uint64(2+m%3), 50)...)
-		x.Store(m, LaneGPU, 0, 0, keys[:40+m])
-		x.Store(m, LaneHost, 0, 0, keys)
+		x.Store(m, LaneGPU, nil, 0, keys[:40+m])
+		x.Store(m, LaneHost, nil, 0, keys)
 	}
 	dst := make([]Depths, 0, 64)
 	keys := append(trunk[:50:50], contents(2, 60)...)
@@ -251,7 +251,7 @@ func churn(t *testing.T, seed uint64, rounds int) {
 			keys = append(trunk[:1+c%40:1+c%40], keys...)
 		}
 		chains = append(chains, keys)
-		x.Store(members, LaneGPU, 0, 0, keys) // one that stays
+		x.Store(members, LaneGPU, nil, 0, keys) // one that stays
 	}
 	// Of each member: 0 while it stores, odd while it holds all, even and
 	// more while it holds nothing.
@@ -293,7 +293,7 @@ func churn(t *testing.T, seed uint64, rounds int) {
 		for m := range Member(members) {
 			epochs[m].Store(0)
 			for _, keys := range chains {
-				x.Store(m, LaneGPU, 0, 0, keys)
+				x.Store(m, LaneGPU, nil, 0, keys)
 			}
 			epochs[m].Store(int64(4*round + 1))
 			if o := (m + 2) % members; round > 1 || o < m {

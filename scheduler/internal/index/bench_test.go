@@ -175,16 +175,20 @@ func heap() int64 {
 // event is a store of W4 and, later, its removal.
 type event struct {
 	member Member
-	parent blockkey.Key
+	before []blockkey.Key
 	keys   []blockkey.Key
 }
 
 // extensions builds n events that extend W1's chains.
 func extensions(from uint64, n int) []event {
 	events := make([]event, n)
+	leads := make([][]blockkey.Key, w1Chains)
+	for c := range leads {
+		leads[c] = blockkey.Before(contents(uint64(c), w1Length), w1Length)
+	}
 	for i := range events {
 		c := uint64(i) % w1Chains
-		events[i] = event{w1Holder(c, 7), content(c, w1Length-1), contents(from+uint64(i), 64)}
+		events[i] = event{w1Holder(c, 7), leads[c], contents(from+uint64(i), 64)}
 	}
 	return events
 }
@@ -192,12 +196,12 @@ func extensions(from uint64, n int) []event {
 func apply(x subject, events []event, part, parts int) {
 	for _, e := range events {
 		if int(e.member)%parts == part {
-			x.Store(e.member, LaneGPU, e.parent, w1Length, e.keys)
+			x.Store(e.member, LaneGPU, e.before, w1Length, e.keys)
 		}
 	}
 	for _, e := range events {
 		if int(e.member)%parts == part {
-			x.Remove(e.member, LaneGPU, w1Length, e.keys)
+			x.Remove(e.member, LaneGPU, e.before, w1Length, e.keys)
 		}
 	}
 }
@@ -305,9 +309,9 @@ func mixed(b *testing.B, x subject, chains [][]blockkey.Key) {
 		}
 		e := changes[i/2]
 		if i%2 == 0 {
-			x.Store(e.member, LaneGPU, e.parent, w1Length, e.keys)
+			x.Store(e.member, LaneGPU, e.before, w1Length, e.keys)
 		} else {
-			x.Remove(e.member, LaneGPU, w1Length, e.keys)
+			x.Remove(e.member, LaneGPU, e.before, w1Length, e.keys)
 		}
 	}
 	took := time.Since(start)

@@ -36,8 +36,8 @@ func TestBudgetIsKeptUnderAnyLoad(t *testing.T) {
 			var recent [][]blockkey.Key
 			for i, blocks := 0, 0; blocks < 800_000 && i < 30_000; i++ {
 				m, keys := load(r, i)
-				x.Store(m, LaneGPU, 0, 0, keys)
-				model.Store(m, LaneGPU, 0, 0, keys)
+				x.Store(m, LaneGPU, nil, 0, keys)
+				model.Store(m, LaneGPU, nil, 0, keys)
 				blocks += len(keys)
 				if recent = append(recent, keys); len(recent) > 10 {
 					recent = recent[1:]
@@ -52,8 +52,8 @@ func TestBudgetIsKeptUnderAnyLoad(t *testing.T) {
 					t.Fatal(err)
 				}
 				m, keys = load(r, r.IntN(i+1))
-				x.Remove(m, LaneGPU, 0, keys[len(keys)/2:])
-				model.Remove(m, LaneGPU, 0, keys[len(keys)/2:])
+				x.Remove(m, LaneGPU, blockkey.Before(keys, len(keys)/2), 0, keys[len(keys)/2:])
+				model.Remove(m, LaneGPU, nil, 0, keys[len(keys)/2:])
 			}
 			s := x.Stats()
 			if s.Shed == 0 {

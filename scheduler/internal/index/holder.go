@@ -1,7 +1,5 @@
 package index
 
-import "iter"
-
 // holder is what one member holds on one lane: of each run the leading
 // blocks, as far as its cutoff. Guarded by Index.mu.
 type holder struct {
@@ -19,37 +17,6 @@ type holder struct {
 type span struct {
 	holder   uint32
 	from, to uint32
-}
-
-// pieces are the runs of which h holds anything.
-func (h *holder) pieces() iter.Seq[uint32] {
-	return func(yield func(uint32) bool) {
-		for _, e := range h.runs.entries {
-			if e != 0 && !yield(uint32(e>>32)) {
-				return
-			}
-		}
-		for n := range h.loose {
-			if h.runs.find(n) < 0 && !yield(n) {
-				return
-			}
-		}
-	}
-}
-
-// holds reports whether h holds the block at an offset of a run.
-func (x *Index) holds(h *holder, n, offset uint32) bool {
-	if h.runs.cutoff(h.runs.find(n)) > offset {
-		return true
-	}
-	if h.loose[n] > 0 {
-		for _, s := range x.loose[n] {
-			if s.holder == h.id && s.from <= offset && offset < s.to {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // cover says that h holds the blocks [from, to) of a run.

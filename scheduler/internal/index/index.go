@@ -79,22 +79,19 @@ type Index struct {
 	places sync.Pool // of *[]uint32 by member, for readers
 
 	mu      sync.Mutex // guards the rest, and the writers' halves of the above
-	inner   *table     // keys at even offsets of runs but 0, and tips
+	inner   *table     // first keys of runs' other pages
 	sets    sets
 	holders []*holder // by member*Lanes + lane
 	loose   map[uint32][]span
 
 	content, memberships, spans, shed, refused int64
 
-	stamp, hand      uint32    // calls of Store; the run that shedOne saw last
-	ceiling, cutoffs int64     // of live bytes, 0: none; bytes of all holders' cutoffs
-	changing         uint32    // the run that changed last, 0 if it died
-	alone            [1]uint64 // groups' answer for a run with one group
-	next             []uint64  // groups that move builds
-	touched          uint64    // keeps touches of memory alive
-	spots            [batch]spot
-	keys             [batch]uint64
-	cells            [batch]uint32
+	stamp, hand      uint32                  // calls of Store; the run that shedOne saw last
+	ceiling, cutoffs int64                   // of live bytes, 0: none; bytes of all holders' cutoffs
+	alone            [1]uint64               // groups' answer for a run with one group
+	next             []uint64                // groups that move builds
+	touched          uint64                  // keeps touches of memory alive
+	spots            [maxRun / pageKeys]spot // of a run's pages
 }
 
 // New returns an empty index.
@@ -137,10 +134,11 @@ func (x *Index) reclaim(r retired) {
 	}
 }
 
-// Store says that m holds keys, consecutive blocks of one chain: the child of
-// parent first, at position. Keys that are held already change nothing.
-// Parent and position only help to find the place: what counts are the keys.
-func (x *Index) Store(m Member, l Lane, parent blockkey.Key, position uint32, keys []blockkey.Key) {
+// Store says that m holds keys, consecutive blocks of one chain from position
+// on. Keys that are held already change nothing. before are the keys before
+// them, parent last: at least blockkey.Lead of them, or all there are. Position
+// only helps to find the place.
+func (x *Index) Store(m Member, l Lane, before []blockkey.Key, position uint32, keys []blockkey.Key) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if int(m) >= x.cfg.MaxMembers || l >= Lanes {
@@ -156,9 +154,9 @@ func (x *Index) Store(m Member, l Lane, parent blockkey.Key, position uint32, ke
 	}
 	x.stamp++
 	h := x.holder(m, l)
-	n, offset, found := x.behind(h, parent, position)
+	n, offset, found := x.place(h, before, position)
 	if !found {
-		n, offset, found = x.place(parent, position, keys[0])
+		n, offset, found = x.find(keys[0])
 	}
 	for {
 		// If found, keys[0] belongs at offset of run n: it stands there, or
@@ -207,18 +205,47 @@ func (x *Index) holder(m Member, l Lane) *holder {
 	return x.holders[id]
 }
 
-// behind is the place behind the block parent, if it lies in the run that h
-// changed last.
-func (x *Index) behind(h *holder, parent blockkey.Key, position uint32) (n, offset uint32, ok bool) {
-	r := x.recent(h)
-	if r == nil || position == 0 {
+// place is where the block behind before belongs: behind its parent. If the
+// parent is in the index, it is found: of the keys before it in its run, at
+// most Lead ones back, one has an entry.
+func (x *Index) place(h *holder, before []blockkey.Key, position uint32) (n, offset uint32, ok bool) {
+	last := len(before) - 1
+	if last < 0 {
 		return 0, 0, false
 	}
-	offset = position - r.start
-	if offset-1 >= r.length || x.key(r, offset-1) != uint64(parent) {
+	if r := x.recent(h); r != nil {
+		offset = position - r.start
+		if offset-1 < r.length && x.key(r, offset-1) == uint64(before[last]) {
+			return h.last, offset, true
+		}
+	}
+	// Most runs begin at a multiple of pageKeys.
+	likely := last - int(position-1)%pageKeys
+	if likely >= 0 {
+		if n, offset, ok = x.behind(before[likely:]); ok {
+			return n, offset, true
+		}
+	}
+	for i := last; i >= max(0, last-pageKeys+1); i-- {
+		if i != likely {
+			if n, offset, ok = x.behind(before[i:]); ok {
+				return n, offset, true
+			}
+		}
+	}
+	return 0, 0, false
+}
+
+// behind is the place behind keys, if the first of them has an entry and they
+// are in one run.
+func (x *Index) behind(keys []blockkey.Key) (n, offset uint32, ok bool) {
+	n, offset, ok = x.find(keys[0])
+	if !ok {
 		return 0, 0, false
 	}
-	return h.last, offset, true
+	last := uint32(len(keys) - 1)
+	r := x.run(n)
+	return n, offset + last + 1, offset+last < r.length && x.key(r, offset+last) == uint64(keys[last])
 }
 
 // recent is the run that h changed last, or nil. It may have died since, and
@@ -234,28 +261,10 @@ func (x *Index) recent(h *holder) *run {
 	return &c[h.last&(1<<runsBits-1)]
 }
 
-// place is where key is, or where it would be if its parent's run went on.
-//
-// A key at an odd offset follows its parent, which stands at an even one or
-// begins the run, and so is found. If neither is found, key is new. Only who
-// names a false parent is misled: it may get less than it holds.
-func (x *Index) place(parent blockkey.Key, position uint32, key blockkey.Key) (n, offset uint32, ok bool) {
-	if position > 0 {
-		if n, offset, ok = x.find(parent); ok {
-			return n, offset + 1, true
-		}
-	}
-	if n, offset, ok = x.find(key); ok || position > 0 {
-		return n, offset, ok
-	}
-	n, offset, ok = x.find(parent)
-	return n, offset + 1, ok
-}
-
 // Remove says that m no longer holds keys, consecutive blocks of one chain
-// from position on. Keys that are not held change nothing. Position only
-// helps to find the place.
-func (x *Index) Remove(m Member, l Lane, position uint32, keys []blockkey.Key) {
+// from position on. Keys that are not held change nothing. before and position
+// are as in Store.
+func (x *Index) Remove(m Member, l Lane, before []blockkey.Key, position uint32, keys []blockkey.Key) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	h := x.known(m, l)
@@ -265,7 +274,7 @@ func (x *Index) Remove(m Member, l Lane, position uint32, keys []blockkey.Key) {
 	if len(keys) == 0 {
 		return
 	}
-	n, offset, found := x.heldAt(h, position, keys)
+	n, offset, found := x.at(h, before, position, keys[0])
 	for {
 		count := 1
 		if found {
@@ -277,52 +286,25 @@ func (x *Index) Remove(m Member, l Lane, position uint32, keys []blockkey.Key) {
 		if keys = keys[count:]; len(keys) == 0 {
 			return
 		}
-		// A key that neither begins a run nor stands at an even offset
-		// follows the one before it, and that was not in this run, or not
-		// there at all.
+		// A key that begins no run follows the one before it, and that was
+		// not in this run, or not there at all.
 		n, offset, found = x.find(keys[0])
 	}
 }
 
-// heldAt is the place of keys[0], if h holds it.
-func (x *Index) heldAt(h *holder, position uint32, keys []blockkey.Key) (n, offset uint32, ok bool) {
+// at is the place of key.
+func (x *Index) at(h *holder, before []blockkey.Key, position uint32, key blockkey.Key) (n, offset uint32, ok bool) {
 	if r := x.recent(h); r != nil {
-		if offset = position - r.start; offset < r.length && x.key(r, offset) == uint64(keys[0]) {
+		if offset = position - r.start; offset < r.length && x.key(r, offset) == uint64(key) {
 			return h.last, offset, true
 		}
 	}
-	n, offset, ok = x.find(keys[0])
-	if !ok && len(keys) > 1 {
-		n, offset, ok = x.find(keys[1])
-		ok = ok && offset > 0 && x.key(x.run(n), offset-1) == uint64(keys[0])
-		offset--
-	}
-	if ok && x.holds(h, n, offset) {
-		return n, offset, true
-	}
-	if at, o, held := x.search(h, position, keys[0]); held {
-		return at, o, true
-	}
-	return n, offset, ok
-}
-
-// search looks for a block in all that h holds: first where its position says.
-func (x *Index) search(h *holder, position uint32, key blockkey.Key) (n, offset uint32, ok bool) {
-	for n := range h.pieces() {
-		r := x.run(n)
-		if offset = position - r.start; offset < r.length && x.key(r, offset) == uint64(key) {
+	if n, offset, ok = x.place(h, before, position); ok {
+		if r := x.run(n); offset < r.length && x.key(r, offset) == uint64(key) {
 			return n, offset, true
 		}
 	}
-	for n := range h.pieces() {
-		r := x.run(n)
-		for offset := uint32(1); offset < r.length; offset += 2 {
-			if x.key(r, offset) == uint64(key) {
-				return n, offset, true
-			}
-		}
-	}
-	return 0, 0, false
+	return x.find(key)
 }
 
 // known is the holder of (m, l), or nil if it holds nothing.

@@ -34,11 +34,11 @@ func match(x *index.Index, keys []blockkey.Key) []index.Depths {
 func TestMatchCountsLeadingBlocks(t *testing.T) {
 	x := index.New(index.Config{})
 	a, b := chain(0, 0, 10), chain(1, 4, 10)
-	x.Store(1, index.LaneGPU, 0, 0, a[:8])
-	x.Store(1, index.LaneHost, 0, 0, a)
-	x.Store(2, index.LaneGPU, 0, 0, a[:4])
-	x.Store(2, index.LaneGPU, a[3], 4, b[4:])
-	x.Store(3, index.LaneGPU, a[0], 1, a[1:]) // a hole at the head
+	x.Store(1, index.LaneGPU, nil, 0, a[:8])
+	x.Store(1, index.LaneHost, nil, 0, a)
+	x.Store(2, index.LaneGPU, nil, 0, a[:4])
+	x.Store(2, index.LaneGPU, a[:4], 4, b[4:])
+	x.Store(3, index.LaneGPU, a[:1], 1, a[1:]) // a hole at the head
 	for _, c := range []struct {
 		name string
 		keys []blockkey.Key
@@ -54,7 +54,7 @@ func TestMatchCountsLeadingBlocks(t *testing.T) {
 			t.Errorf("%s: -want +got\n%s", c.name, d)
 		}
 	}
-	x.Remove(1, index.LaneGPU, 5, a[5:6])
+	x.Remove(1, index.LaneGPU, a[:5], 5, a[5:6])
 	if got := match(x, a)[0].Depth[index.LaneGPU]; got != 5 {
 		t.Errorf("depth after a hole at 5 = %d", got)
 	}

@@ -27,7 +27,7 @@ func newNaive() *naive {
 	}
 }
 
-func (n *naive) Store(m Member, l Lane, _ blockkey.Key, _ uint32, keys []blockkey.Key) {
+func (n *naive) Store(m Member, l Lane, _ []blockkey.Key, _ uint32, keys []blockkey.Key) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	h := uint16(m)*Lanes + uint16(l)
@@ -43,7 +43,7 @@ next:
 	}
 }
 
-func (n *naive) Remove(m Member, l Lane, _ uint32, keys []blockkey.Key) {
+func (n *naive) Remove(m Member, l Lane, _ []blockkey.Key, _ uint32, keys []blockkey.Key) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, k := range keys {

@@ -17,7 +17,7 @@ type change struct {
 	remove   bool
 	member   Member
 	lane     Lane
-	parent   blockkey.Key
+	before   []blockkey.Key
 	position uint32
 	keys     []blockkey.Key
 }
@@ -66,17 +66,14 @@ func newHistory(r *rand.Rand, members, steps int) *history {
 			model.Forget(m)
 		case op < 11 && int(held) < len(c):
 			to := int(held) + 1 + r.IntN(len(c)-int(held))
-			ch = change{member: m, lane: l, position: held, keys: c[held:to]}
-			if held > 0 {
-				ch.parent = c[held-1]
-			}
-			model.Store(m, l, 0, 0, ch.keys)
+			ch = change{member: m, lane: l, before: blockkey.Before(c, int(held)), position: held, keys: c[held:to]}
+			model.Store(m, l, nil, 0, ch.keys)
 		case held > 0:
 			// All that m holds behind the cut goes, on every chain.
 			from := r.IntN(int(held))
 			gone := c[from:held]
-			ch = change{remove: true, member: m, lane: l, position: uint32(from), keys: gone}
-			model.Remove(m, l, 0, gone)
+			ch = change{remove: true, member: m, lane: l, before: blockkey.Before(c, from), position: uint32(from), keys: gone}
+			model.Remove(m, l, nil, 0, gone)
 		default:
 			continue
 		}
@@ -127,9 +124,9 @@ func (x *Index) apply(c change) {
 	case c.forget:
 		x.Forget(c.member)
 	case c.remove:
-		x.Remove(c.member, c.lane, c.position, c.keys)
+		x.Remove(c.member, c.lane, c.before, c.position, c.keys)
 	default:
-		x.Store(c.member, c.lane, c.parent, c.position, c.keys)
+		x.Store(c.member, c.lane, c.before, c.position, c.keys)
 	}
 }
 

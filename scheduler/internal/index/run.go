@@ -26,7 +26,6 @@ type run struct {
 	length uint32
 	wrote  uint32 // keys up to here were seen by readers since the last grace
 	loose  uint32 // spans in Index.loose
-	tip    bool   // the last key is in the table although its offset is odd
 
 	pages [inlinePages]uint32
 }
@@ -34,7 +33,6 @@ type run struct {
 const (
 	inlinePages = 6
 	maxRun      = 4096 // keys; so groups and directories fit into a cell
-	batch       = 64   // keys whose home lines are fetched at once
 )
 
 func (x *Index) run(n uint32) *run {
@@ -67,7 +65,7 @@ func (x *Index) newRun(start uint32) uint32 {
 	r := x.run(n)
 	r.groups.Store(0)
 	r.directory.Store(0)
-	r.start, r.length, r.wrote, r.mark, r.loose, r.tip = start, 0, 0, 0, 0, false
+	r.start, r.length, r.wrote, r.mark, r.loose = start, 0, 0, 0, 0
 	return n
 }
 
@@ -81,38 +79,34 @@ func (x *Index) extend(n uint32, r *run, keys []blockkey.Key) int {
 		}
 		r.wrote = r.length
 	}
-	x.open(n)
-	x.untip(r)
 	keys = keys[:min(len(keys), int(maxRun-r.length))]
+	x.lookFirsts(keys, r.length)
 	from := r.length
 	var page *[pageKeys]uint64
-	var p uint32
 	for i, k := range keys {
-		if i%batch == 0 {
-			x.lookEven(keys[i:min(i+batch, len(keys))], r.length&1)
-		}
-		offset := r.length
 		if i > 0 {
 			if _, begins := x.heads.find(uint64(k)); begins {
 				break
 			}
 		}
-		if page == nil || offset%pageKeys == 0 {
-			if offset%pageKeys == 0 {
-				p = x.newPage(n, r, offset>>pageBits)
-			} else {
-				p = x.page(r, offset>>pageBits)
-			}
-			page = &x.pages.chunk(p).keys[p&(1<<pagesBits-1)]
-		}
-		page[offset%pageKeys] = uint64(k)
-		c := p<<pageBits | offset%pageKeys
+		offset := r.length
 		switch {
-		case offset == 0:
-			at, _ := x.heads.look(uint64(k))
-			x.heads.insert(uint64(k), at, c)
-		case offset&1 == 0:
-			x.inner.insert(uint64(k), x.spots[i%batch], c)
+		case offset%pageKeys == 0:
+			p := x.newPage(n, r, offset>>pageBits)
+			page = &x.pages.chunk(p).keys[p&(1<<pagesBits-1)]
+			page[0] = uint64(k)
+			if offset == 0 {
+				at, _ := x.heads.look(uint64(k))
+				x.heads.insert(uint64(k), at, p<<pageBits)
+			} else {
+				x.inner.insert(uint64(k), x.spots[offset>>pageBits], p<<pageBits)
+			}
+		case page == nil:
+			p := x.page(r, offset>>pageBits)
+			page = &x.pages.chunk(p).keys[p&(1<<pagesBits-1)]
+			fallthrough
+		default:
+			page[offset%pageKeys] = uint64(k)
 		}
 		r.length++
 	}
@@ -121,68 +115,28 @@ func (x *Index) extend(n uint32, r *run, keys []blockkey.Key) int {
 	return int(r.length - from)
 }
 
-// lookEven finds the spots of every other of keys, beginning with the first
-// or the second.
-func (x *Index) lookEven(keys []blockkey.Key, first uint32) {
+// lookFirsts finds the spots of those of keys that will be the first of a page
+// when keys are appended at an offset.
+func (x *Index) lookFirsts(keys []blockkey.Key, offset uint32) {
 	touched := uint64(0)
-	for i := int(first); i < len(keys); i += 2 {
+	for i := -offset % pageKeys; int(i) < len(keys); i += pageKeys {
 		at, tags := x.inner.look(uint64(keys[i]))
-		x.spots[i] = at
+		x.spots[(offset+i)>>pageBits] = at
 		touched ^= tags
 	}
 	x.touched = touched
 }
 
-// cellOf is the cell of a key of a run.
-func (x *Index) cellOf(r *run, offset uint32) uint32 {
-	return x.page(r, offset>>pageBits)<<pageBits | offset%pageKeys
-}
-
-// open makes n the run that changes now. Its last key may be missing from the
-// tables until another one changes; find looks at it.
-func (x *Index) open(n uint32) {
-	if x.changing == n {
-		return
-	}
-	if x.changing != 0 {
-		if r := x.run(x.changing); r.length > 0 && r.length&1 == 0 && !r.tip {
-			k := x.key(r, r.length-1)
-			at, _ := x.inner.look(k)
-			x.inner.insert(k, at, x.cellOf(r, r.length-1))
-			r.tip = true
-		}
-	}
-	x.changing = n
-}
-
-// untip takes the last key of a run out of the table, if it is there only for
-// being the last.
-func (x *Index) untip(r *run) {
-	if r.tip {
-		k := x.key(r, r.length-1)
-		at, _ := x.inner.look(k)
-		x.inner.remove(k, at, x.cellOf(r, r.length-1))
-		r.tip = false
-	}
-}
-
-// find is the place of a key that begins a run, stands at an even offset, or
-// ends a run.
+// find is the place of a key that is the first of a page.
 func (x *Index) find(key blockkey.Key) (n, offset uint32, ok bool) {
 	c, ok := x.heads.find(uint64(key))
 	if !ok {
-		c, ok = x.inner.find(uint64(key))
-	}
-	if ok {
-		n, offset = x.locate(c)
-		return n, offset, true
-	}
-	if n = x.changing; n != 0 {
-		if r := x.run(n); r.length > 0 && x.key(r, r.length-1) == uint64(key) {
-			return n, r.length - 1, true
+		if c, ok = x.inner.find(uint64(key)); !ok {
+			return 0, 0, false
 		}
 	}
-	return 0, 0, false
+	n, offset = x.locate(c)
+	return n, offset, true
 }
 
 // newPage gives a run its page k.
@@ -247,32 +201,23 @@ func (x *Index) cut(n uint32, r *run) {
 	if length >= r.length {
 		return
 	}
-	x.open(n)
-	x.untip(r)
-	for at := r.length; at > max(length, 1); {
-		count := min(batch, at-max(length, 1))
-		at -= count
-		touched := uint64(0)
-		for i := at & 1; i < count; i += 2 {
-			offset := at + i
-			p := x.page(r, offset>>pageBits)
-			k := x.pages.chunk(p).keys[p&(1<<pagesBits-1)][offset%pageKeys]
-			spot, tags := x.inner.look(k)
-			x.spots[i], x.keys[i], x.cells[i] = spot, k, p<<pageBits|offset%pageKeys
-			touched ^= tags
-		}
-		x.touched = touched
-		for i := at & 1; i < count; i += 2 {
-			x.inner.remove(x.keys[i], x.spots[i], x.cells[i])
-		}
+	first, end := (length+pageKeys-1)>>pageBits, (r.length+pageKeys-1)>>pageBits // pages that go
+	touched := uint64(0)
+	for k := max(first, 1); k < end; k++ {
+		at, tags := x.inner.look(x.key(r, k<<pageBits))
+		x.spots[k] = at
+		touched ^= tags
+	}
+	x.touched = touched
+	for k := max(first, 1); k < end; k++ {
+		x.inner.remove(x.key(r, k<<pageBits), x.spots[k], x.page(r, k)<<pageBits)
 	}
 	if length == 0 {
 		k := x.key(r, 0)
 		at, _ := x.heads.look(k)
-		x.heads.remove(k, at, x.cellOf(r, 0))
-		x.changing = 0
+		x.heads.remove(k, at, x.page(r, 0)<<pageBits)
 	}
-	for k := (length + pageKeys - 1) >> pageBits; k < (r.length+pageKeys-1)>>pageBits; k++ {
+	for k := first; k < end; k++ {
 		x.grace.retire(retiredPage, x.page(r, k))
 	}
 	x.content -= int64(r.length - length)

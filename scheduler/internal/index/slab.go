@@ -1,6 +1,10 @@
 package index
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"github.com/kvscout/kvscout/protocol/blockkey"
+)
 
 // slab is storage in chunks of type C, cut into cells that are addressed by
 // number. Chunks hold no pointers, so the garbage collector looks at none of
@@ -140,7 +144,7 @@ func (s *slab[C]) drop(n uint32) {
 
 const (
 	pageBits  = 4 // keys of a page
-	pageKeys  = 1 << pageBits
+	pageKeys  = blockkey.Lead + 1
 	pagesBits = 10
 	runsBits  = 9
 	listsBits = 12

@@ -38,11 +38,12 @@ type step struct {
 
 type victim struct {
 	position uint32
+	before   []blockkey.Key
 	key      blockkey.Key
 }
 
 type piece struct {
-	parent   blockkey.Key
+	before   []blockkey.Key
 	position uint32
 	keys     []blockkey.Key
 }
@@ -106,6 +107,7 @@ type lru struct {
 
 type lruNode struct {
 	key        blockkey.Key
+	before     []blockkey.Key
 	position   uint32
 	prev, next int32
 }
@@ -146,7 +148,7 @@ func (c *lru) serve(s *step) {
 		v := c.list[n]
 		delete(c.nodes, v.key)
 		c.free = append(c.free, n)
-		s.victims = append(s.victims, victim{v.position, v.key})
+		s.victims = append(s.victims, victim{v.position, v.before, v.key})
 	}
 	for _, v := range s.victims {
 		s.evicted = append(s.evicted, v.key)
@@ -161,10 +163,7 @@ func (c *lru) serve(s *step) {
 		if last := len(s.stores) - 1; open && len(s.stores[last].keys) < 512 {
 			s.stores[last].keys = s.query[int(s.stores[last].position) : i+1]
 		} else {
-			p := piece{position: uint32(i), keys: s.query[i : i+1]}
-			if i > 0 {
-				p.parent = s.query[i-1]
-			}
+			p := piece{blockkey.Before(s.query, i), uint32(i), s.query[i : i+1]}
 			s.stores = append(s.stores, p)
 			open = true
 		}
@@ -175,7 +174,7 @@ func (c *lru) serve(s *step) {
 			n = int32(len(c.list))
 			c.list = append(c.list, lruNode{})
 		}
-		c.list[n].key, c.list[n].position = k, uint32(i)
+		c.list[n].key, c.list[n].position, c.list[n].before = k, uint32(i), blockkey.Before(s.query, i)
 		c.nodes[k] = n
 	}
 	for i := len(s.query) - 1; i >= 0; i-- {
@@ -191,7 +190,7 @@ func gather(victims []victim) []piece {
 		for j < len(victims) && victims[j].position+1 == victims[j-1].position {
 			j++
 		}
-		p := piece{position: victims[j-1].position}
+		p := piece{before: victims[j-1].before, position: victims[j-1].position}
 		for k := j - 1; k >= i; k-- {
 			p.keys = append(p.keys, victims[k].key)
 		}
@@ -263,15 +262,16 @@ func play(x subject, t *trace, batched bool, times *[]time.Duration) (wrong int)
 		}
 		if batched {
 			for _, p := range s.batches {
-				x.Remove(s.member, LaneGPU, p.position, p.keys)
+				x.Remove(s.member, LaneGPU, p.before, p.position, p.keys)
 			}
 		} else {
 			for j := range s.victims {
-				x.Remove(s.member, LaneGPU, s.victims[j].position, s.evicted[j:j+1])
+				v := &s.victims[j]
+				x.Remove(s.member, LaneGPU, v.before, v.position, s.evicted[j:j+1])
 			}
 		}
 		for _, p := range s.stores {
-			x.Store(s.member, LaneGPU, p.parent, p.position, p.keys)
+			x.Store(s.member, LaneGPU, p.before, p.position, p.keys)
 		}
 	}
 	return wrong

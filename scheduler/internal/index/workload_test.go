@@ -10,8 +10,8 @@ import (
 
 // subject is what the workloads run on: an Index, or the naive map.
 type subject interface {
-	Store(m Member, l Lane, parent blockkey.Key, position uint32, keys []blockkey.Key)
-	Remove(m Member, l Lane, position uint32, keys []blockkey.Key)
+	Store(m Member, l Lane, before []blockkey.Key, position uint32, keys []blockkey.Key)
+	Remove(m Member, l Lane, before []blockkey.Key, position uint32, keys []blockkey.Key)
 	Forget(m Member)
 	Match(keys []blockkey.Key, dst []Depths) []Depths
 }
@@ -82,11 +82,7 @@ func staggered(x subject, chains, length int) [][]blockkey.Key {
 
 // storeEvent stores n blocks of a chain from position on.
 func storeEvent(x subject, m Member, keys []blockkey.Key, position, n int) {
-	parent := blockkey.Key(0)
-	if position > 0 {
-		parent = keys[position-1]
-	}
-	x.Store(m, LaneGPU, parent, uint32(position), keys[position:position+n])
+	x.Store(m, LaneGPU, blockkey.Before(keys, position), uint32(position), keys[position:position+n])
 }
 
 // held stores a chain in events of 64 blocks.
@@ -117,7 +113,7 @@ func holes(x subject, chains [][]blockkey.Key) [][8]uint32 {
 			left[c][j] = uint32(64 * (j + 1))
 			for p := range uint64(64 * (j + 1)) {
 				if mix(8192*uint64(c)+1024*uint64(j)+p)%50 == 0 {
-					x.Remove(w1Holder(uint64(c), j), LaneGPU, uint32(p), chains[c][p:p+1])
+					x.Remove(w1Holder(uint64(c), j), LaneGPU, blockkey.Before(chains[c], int(p)), uint32(p), chains[c][p:p+1])
 					left[c][j] = min(left[c][j], uint32(p))
 				}
 			}

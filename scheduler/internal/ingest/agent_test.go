@@ -40,6 +40,14 @@ func (f *forest) parentKey(i int) blockkey.Key {
 	return f.key[f.parent[i]]
 }
 
+// before are the keys that the wire names with block i.
+func (f *forest) before(i int) (keys []uint64) {
+	for p := f.parent[i]; p >= 0 && len(keys) < blockkey.Lead; p = f.parent[p] {
+		keys = append([]uint64{uint64(f.key[p])}, keys...)
+	}
+	return keys
+}
+
 // chain is the keys from the root down to block i.
 func (f *forest) chain(i int) (ids []int, keys []blockkey.Key) {
 	for ; i >= 0; i = f.parent[i] {
@@ -118,7 +126,7 @@ func (a *simAgent) change() (out []*pb.Change) {
 			first = lane
 		}
 		out = append(out, &pb.Change{Change: &pb.Change_Removed{Removed: &pb.Removed{
-			Lane: pb.Lane(first + 1), Through: pb.Lane(l + 1), Position: a.position[id], Keys: []uint64{uint64(a.key[id])},
+			Lane: pb.Lane(first + 1), Through: pb.Lane(l + 1), Position: a.position[id], Before: a.before(id), Keys: []uint64{uint64(a.key[id])},
 		}}})
 	}
 	return out
@@ -134,7 +142,7 @@ func (a *simAgent) under(id, ancestor int) bool {
 }
 
 func (a *simAgent) stored(first, last, id int) *pb.Stored {
-	return &pb.Stored{Lane: pb.Lane(first + 1), Through: pb.Lane(last + 1), Parent: uint64(a.parentKey(id)), Position: a.position[id], Keys: []uint64{uint64(a.key[id])}}
+	return &pb.Stored{Lane: pb.Lane(first + 1), Through: pb.Lane(last + 1), Position: a.position[id], Before: a.before(id), Keys: []uint64{uint64(a.key[id])}}
 }
 
 // delta makes a few steps of the picture one message.

@@ -524,7 +524,7 @@ func BenchmarkSnapshot(b *testing.B) {
 			parent = blockkey.Chain(parent, uint64(i+j)+1)
 			keys[j] = uint64(parent)
 		}
-		chunk.Stored = append(chunk.Stored, &pb.Stored{Lane: 1, Through: 3, Parent: uint64(root), Keys: keys})
+		chunk.Stored = append(chunk.Stored, &pb.Stored{Lane: 1, Through: 3, Keys: keys})
 		for l := range held {
 			held[l].Count += run
 			held[l].Digest ^= digestOf(keys)

@@ -434,17 +434,17 @@ func (m *member) store(s *pb.Stored, held *protocol.Held) {
 // put stores keys in the index, on the widest lane first: at no moment does a
 // reader see a block on a lane and not on the wider one.
 func (m *member) put(s *pb.Stored) {
-	keys := m.typed(s.GetKeys())
+	before, keys := m.typed(s.GetBefore(), s.GetKeys())
 	first, last := protocol.LanesOf(s.GetLane(), s.GetThrough())
 	for l := last; l >= first; l-- {
-		m.index.Store(index.Member(m.id), index.Lane(l), blockkey.Key(s.GetParent()), s.GetPosition(), keys)
+		m.index.Store(index.Member(m.id), index.Lane(l), before, s.GetPosition(), keys)
 	}
 	m.count.keys.Add(uint64(len(keys)))
 }
 
 // remove takes keys from picture and index, and tells whether it could.
 func (m *member) remove(r *pb.Removed) bool {
-	keys := m.typed(r.GetKeys())
+	before, keys := m.typed(r.GetBefore(), r.GetKeys())
 	digest := digestOf(r.GetKeys())
 	first, last := protocol.LanesOf(r.GetLane(), r.GetThrough())
 	for l := first; l <= last; l++ {
@@ -453,7 +453,7 @@ func (m *member) remove(r *pb.Removed) bool {
 		}
 		m.held[l].Count -= uint64(len(keys))
 		m.held[l].Digest ^= digest
-		m.index.Remove(index.Member(m.id), index.Lane(l), r.GetPosition(), keys)
+		m.index.Remove(index.Member(m.id), index.Lane(l), before, r.GetPosition(), keys)
 	}
 	m.count.keys.Add(uint64(len(keys)))
 	return true
@@ -466,15 +466,18 @@ func digestOf(keys []uint64) (digest uint64) {
 	return digest
 }
 
-func (m *member) typed(keys []uint64) []blockkey.Key {
+// typed is both as keys, until the next call.
+func (m *member) typed(before, keys []uint64) ([]blockkey.Key, []blockkey.Key) {
 	typed := m.keys[:0]
-	for _, k := range keys {
-		typed = append(typed, blockkey.Key(k))
+	for _, part := range [...][]uint64{before, keys} {
+		for _, k := range part {
+			typed = append(typed, blockkey.Key(k))
+		}
 	}
 	if cap(typed) <= keptKeys {
 		m.keys = typed
 	}
-	return typed
+	return typed[:len(before)], typed[len(before):]
 }
 
 func trustOf(t pb.Trust) fleet.Trust {

@@ -282,13 +282,13 @@ func TestIndexIsHeldAgainstThePicture(t *testing.T) {
 	r := newRig(t, 1)
 	r.heartbeat()
 	r.delta()
-	r.index.Store(index.Member(id), index.LaneGPU, 5, 0, []blockkey.Key{77})
+	r.index.Store(index.Member(id), index.LaneGPU, nil, 0, []blockkey.Key{77})
 	r.heartbeat()
 	r.want(fleet.Syncing, true)
 	r.snapshot()
 	for i := range blocks { // as an index that is full would
 		_, keys := r.agent.chain(i)
-		r.index.Remove(index.Member(id), index.LaneDisk, 0, keys)
+		r.index.Remove(index.Member(id), index.LaneDisk, nil, 0, keys)
 	}
 	r.heartbeat()
 	if p := r.m.picture(); p.Trust != fleet.Approximate || !r.m.synced {
@@ -597,7 +597,6 @@ func BenchmarkApply(b *testing.B) {
 	var c counters
 	m := newMember(name, id, x, rand.New(rand.NewPCG(1, 1)), &c, start)
 	m.begin(1, start)
-	root := uint64(blockkey.Scope{Model: "m", BlockSize: 16}.Root())
 	var store, remove pb.Delta
 	var held protocol.Held
 	keys := make([]uint64, run)
@@ -607,7 +606,7 @@ func BenchmarkApply(b *testing.B) {
 	for l := range held {
 		held[l].Count, held[l].Digest = run, digestOf(keys)
 	}
-	store.Changes = []*pb.Change{{Change: &pb.Change_Stored{Stored: &pb.Stored{Lane: 1, Through: 3, Parent: root, Keys: keys}}}}
+	store.Changes = []*pb.Change{{Change: &pb.Change_Stored{Stored: &pb.Stored{Lane: 1, Through: 3, Keys: keys}}}}
 	remove.Changes = []*pb.Change{{Change: &pb.Change_Removed{Removed: &pb.Removed{Lane: 1, Through: 3, Keys: keys}}}}
 	store.Header = &pb.Header{Version: 1, Member: name, Epoch: 1, Sequence: 1}
 	remove.Header = &pb.Header{Version: 1, Member: name, Epoch: 1, Sequence: 1}
@@ -650,7 +649,7 @@ func TestAwaitedBytesAreBoundedOverAllMembers(t *testing.T) {
 		for i := uint32(0); i < 30 && m.asked; i++ {
 			chunk := &pb.SnapshotChunk{Header: &pb.Header{Version: 1, Member: name, Epoch: 1, Sequence: 1}, Index: i}
 			for j := range runs {
-				chunk.Stored = append(chunk.Stored, &pb.Stored{Lane: 1, Parent: 1, Position: uint32(j), Keys: []uint64{uint64(j) + 1}})
+				chunk.Stored = append(chunk.Stored, &pb.Stored{Lane: 1, Position: uint32(j), Keys: []uint64{uint64(j) + 1}})
 			}
 			m.chunk(attempt, chunk, 13*runs, start)
 		}

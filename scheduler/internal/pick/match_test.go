@@ -56,9 +56,9 @@ func TestEvictionIsOneMembersAndHolesEndAPrefix(t *testing.T) {
 	b.gpu(m0, le, 6)
 	b.gpu(m1, le, 6)
 	keys, _ := blockkey.AppendBytes(nil, blockkey.Scope{Model: "model", BlockSize: 16}.Root(), le, 16, nil)
-	b.index.Remove(index.Member(m0), index.LaneGPU, 2, keys[2:3])
-	b.index.Remove(index.Member(m0), index.LaneHost, 2, keys[2:3])
-	b.index.Remove(index.Member(m0), index.LaneDisk, 2, keys[2:3])
+	b.index.Remove(index.Member(m0), index.LaneGPU, keys[:2], 2, keys[2:3])
+	b.index.Remove(index.Member(m0), index.LaneHost, keys[:2], 2, keys[2:3])
+	b.index.Remove(index.Member(m0), index.LaneDisk, keys[:2], 2, keys[2:3])
 	got := cachedBy(b.pick(Request{Prompt: tokens(le)}))
 	if want := map[string]int{"m0": 32, "m1": 96}; !cmp.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)

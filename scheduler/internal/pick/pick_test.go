@@ -63,7 +63,7 @@ func (b *bed) holdIn(s blockkey.Scope, id fleet.ID, lane index.Lane, tokens []by
 	if err != nil {
 		b.Fatal(err)
 	}
-	b.index.Store(index.Member(id), lane, s.Root(), 0, keys[:blocks])
+	b.index.Store(index.Member(id), lane, nil, 0, keys[:blocks])
 }
 
 // gpu stores on all three lanes, as what is in GPU memory is.

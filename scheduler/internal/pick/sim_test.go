@@ -56,6 +56,7 @@ type simRequest struct {
 type simCached struct {
 	key      blockkey.Key
 	position int
+	before   []blockkey.Key
 	users    int
 	idle     *list.Element
 }
@@ -273,15 +274,11 @@ func (s *sim) admit(e *simEngine, r *simRequest) bool {
 		b := e.blocks[k]
 		if i >= hit && b == nil {
 			s.room(e)
-			b = &simCached{key: k, position: i}
+			b = &simCached{key: k, position: i, before: blockkey.Before(r.keys, i)}
 			e.blocks[k] = b
 			need--
 			for l := index.LaneGPU; l <= index.LaneDisk; l++ {
-				parent := blockkey.Key(1)
-				if i > 0 {
-					parent = r.keys[i-1]
-				}
-				s.index.Store(index.Member(e.id), l, parent, uint32(i), r.keys[i:i+1])
+				s.index.Store(index.Member(e.id), l, b.before, uint32(i), r.keys[i:i+1])
 			}
 		} else if i >= hit {
 			need-- // the last block, whose tokens are computed again
@@ -312,7 +309,7 @@ func (s *sim) room(e *simEngine) {
 	b := e.idle.Remove(e.idle.Front()).(*simCached)
 	delete(e.blocks, b.key)
 	for l := index.LaneGPU; l <= index.LaneDisk; l++ {
-		s.index.Remove(index.Member(e.id), l, uint32(b.position), []blockkey.Key{b.key})
+		s.index.Remove(index.Member(e.id), l, b.before, uint32(b.position), []blockkey.Key{b.key})
 	}
 }
 

@@ -79,7 +79,7 @@ func build(t *testing.T, change func(*Config)) *house {
 		keys := blockkey.AppendTokens(nil, blockkey.Scope{Model: "m", BlockSize: size}.Root(), prompt, size, nil)
 		n := map[string]int{"a": 1, "b": 4}[m]
 		for lane := index.LaneGPU; n > 0 && lane <= index.LaneDisk; lane++ {
-			x.Store(index.Member(id), lane, blockkey.Scope{Model: "m", BlockSize: size}.Root(), 0, keys[:n])
+			x.Store(index.Member(id), lane, nil, 0, keys[:n])
 		}
 	}
 	picker, err := pick.New(pick.Config{Fleet: h.fleet, Index: x, Seed: 1})

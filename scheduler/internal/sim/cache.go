@@ -23,10 +23,18 @@ type cache struct {
 // block is one block of KV memory.
 type block struct {
 	key        blockkey.Key // 0: no content that could be found
-	parent     blockkey.Key
+	before     []blockkey.Key
 	position   int32 // in its chain
 	users      int32
 	next, prev int32 // in the queue; none at its ends and outside
+}
+
+// parent is the key before a block's, 0 if its chain begins with it.
+func (b *block) parent() blockkey.Key {
+	if len(b.before) == 0 {
+		return 0
+	}
+	return b.before[len(b.before)-1]
 }
 
 type list struct {
@@ -105,14 +113,15 @@ func (c *cache) take() int32 {
 	return at
 }
 
-// name says what a block in use holds. If another block holds the same
-// already, this one stays without a name.
-func (c *cache) name(at int32, key, parent blockkey.Key, position int) {
+// name says that a block in use holds the one at a position of a chain. If
+// another block holds the same already, this one stays without a name.
+func (c *cache) name(at int32, chain []blockkey.Key, position int) {
+	key := chain[position]
 	if _, ok := c.byKey[key]; ok {
 		return
 	}
 	b := &c.blocks[at]
-	b.key, b.parent, b.position = key, parent, int32(position)
+	b.key, b.before, b.position = key, blockkey.Before(chain, position), int32(position)
 	c.byKey[key] = at
 	c.change(true, at)
 }

@@ -92,7 +92,7 @@ func TestCacheAgreesWithNaiveOne(t *testing.T) {
 				if n.key[at] != 0 {
 					return // content does not change while it is used
 				}
-				c.name(at, k, 0, 0)
+				c.name(at, []blockkey.Key{k}, 0)
 				if _, held := n.find(k); !held {
 					n.key[at] = k
 				}
@@ -141,7 +141,7 @@ func TestHeadsLiveLongest(t *testing.T) {
 	var blocks []int32
 	for i := range 4 {
 		at := c.take()
-		c.name(at, blockkey.Key(i+1), blockkey.Key(i), i)
+		c.name(at, []blockkey.Key{1, 2, 3, 4}, i)
 		blocks = append(blocks, at)
 	}
 	for _, at := range slices.Backward(blocks) {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvscout/kvscout/protocol/blockkey"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/sim/arrival"
 )
@@ -437,11 +436,7 @@ func (e *engine) nameFrom(r *request, from, to int) {
 		return // only an oracle has such a cache, and knows what is held
 	}
 	for i := from; i < min(to, len(r.Keys)); i++ {
-		var parent blockkey.Key
-		if i > 0 {
-			parent = r.Keys[i-1]
-		}
-		e.cache.name(r.blocks[i], r.Keys[i], parent, i)
+		e.cache.name(r.blocks[i], r.Keys, i)
 	}
 }
 

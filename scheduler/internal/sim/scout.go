@@ -131,7 +131,7 @@ func (p *pod) load(at time.Time) *fleet.Load {
 // change of what an engine holds: consecutive blocks of one chain.
 type change struct {
 	held     bool
-	parent   blockkey.Key
+	before   []blockkey.Key
 	position int32
 	keys     []blockkey.Key
 }

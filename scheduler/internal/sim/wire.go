@@ -88,16 +88,16 @@ func (w *wire) change(held bool, at int32) {
 	if n := len(w.pending); n > 0 {
 		switch c := &w.pending[n-1]; {
 		case c.held != held:
-		case held && c.keys[len(c.keys)-1] == b.parent && b.position > 0:
+		case held && c.keys[len(c.keys)-1] == b.parent():
 			c.keys = append(c.keys, b.key)
 			return
-		case !held && c.parent == b.key && c.position > 0:
+		case !held && c.position > 0 && c.before[len(c.before)-1] == b.key:
 			// Evicted from tail to head: turned round when published.
-			c.keys, c.parent, c.position = append(c.keys, b.key), b.parent, b.position
+			c.keys, c.before, c.position = append(c.keys, b.key), b.before, b.position
 			return
 		}
 	}
-	w.pending = append(w.pending, change{held, b.parent, b.position, []blockkey.Key{b.key}})
+	w.pending = append(w.pending, change{held, b.before, b.position, []blockkey.Key{b.key}})
 }
 
 // publish sends the changes of a step as one batch.
@@ -138,19 +138,11 @@ func (w *wire) receive(epoch, sequence uint64, batch []change) {
 
 func (w *wire) apply(c *change) {
 	if c.held {
-		w.index.Store(index.Member(w.id), index.LaneGPU, root(c.parent), uint32(c.position), c.keys)
+		w.index.Store(index.Member(w.id), index.LaneGPU, c.before, uint32(c.position), c.keys)
 		return
 	}
 	slices.Reverse(c.keys)
-	w.index.Remove(index.Member(w.id), index.LaneGPU, uint32(c.position), c.keys)
-}
-
-// root stands before the first block of every chain.
-func root(parent blockkey.Key) blockkey.Key {
-	if parent == 0 {
-		return 1
-	}
-	return parent
+	w.index.Remove(index.Member(w.id), index.LaneGPU, c.before, uint32(c.position), c.keys)
 }
 
 // lost forgets the picture and asks for a snapshot.
@@ -185,7 +177,7 @@ func (w *wire) held() []change {
 	cache := w.pod.cache
 	for at := range cache.blocks {
 		if b := &cache.blocks[at]; b.key != 0 {
-			all = append(all, change{true, b.parent, b.position, []blockkey.Key{b.key}})
+			all = append(all, change{true, b.before, b.position, []blockkey.Key{b.key}})
 		}
 	}
 	slices.SortFunc(all, func(a, b change) int { return int(a.position - b.position) })

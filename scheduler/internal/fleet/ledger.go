@@ -41,6 +41,13 @@ func (r Reserved) Wait(now time.Time) float64 {
 	return max(0, r.PrefillMS-min(max(done, 0), 0.9*r.headMS))
 }
 
+// Ahead is what waits for a member and will be served before a request, but is
+// not at the member yet: nobody is charged for it.
+type Ahead struct {
+	Requests  int
+	MS, Share float64
+}
+
 // Requests is the number of requests at the engine by its load sample and the
 // decisions since; without a sample by the open decisions alone.
 func (m *Member) Requests(r Reserved) int {

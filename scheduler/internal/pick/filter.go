@@ -8,6 +8,7 @@ import (
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 	"github.com/kvscout/kvscout/scheduler/internal/learn"
 	"github.com/kvscout/kvscout/scheduler/internal/policy"
+	"github.com/kvscout/kvscout/scheduler/internal/profile"
 )
 
 // work is what one decision needs while it is made. It is used again.
@@ -23,8 +24,10 @@ type work struct {
 	marks      []uint64 // where a conversation may have ended before
 	mark       uint64   // by which this one can be recognised; 0: none
 	texts      []uint64 // keys of the prompt's beginnings
-	misfits    int      // candidates with blocks of another size than the keys'
-	failing    bool     // all candidates are left out for failures
+	groups     []*profile.Profile
+	room       *Room // nil: the request may not wait
+	misfits    int   // candidates with blocks of another size than the keys'
+	failing    bool  // all candidates are left out for failures
 	gauges     bool
 	last       fleet.ID // member of the session's last request
 	known      bool     // there is one
@@ -65,6 +68,8 @@ func (w *work) release() {
 	w.scopes = w.scopes[:0]
 	w.texts = w.texts[:0]
 	w.misfits, w.failing = 0, false
+	w.room = nil
+	clear(w.groups) // profiles that were replaced are not to be kept
 }
 
 // filter collects who may serve the request.

@@ -23,6 +23,7 @@ import (
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 	"github.com/kvscout/kvscout/scheduler/internal/learn"
 	"github.com/kvscout/kvscout/scheduler/internal/policy"
+	"github.com/kvscout/kvscout/scheduler/internal/profile"
 )
 
 // Config of a Picker.
@@ -41,6 +42,8 @@ type Policies struct {
 	Policy string
 	// Shadow is asked about the same requests and does not decide; empty: none.
 	Shadow string
+	// Targets of requests that have none and whose profile has none.
+	Targets policy.Targets
 }
 
 // Check says whether there are such policies.
@@ -67,6 +70,10 @@ type Picker struct {
 	seen     seen
 	speeds   speeds
 	left     [policy.LeftReasons]atomic.Uint64
+	outputs  outputs
+	profiles atomic.Pointer[profile.Set]
+
+	unmeasured atomic.Uint64 // see Stats
 }
 
 // New returns a Picker, or an error if there is no such policy.
@@ -144,13 +151,24 @@ func (p *Picker) try(r *Request, pol policy.Policy, shadow *policy.Policy, expla
 	if shadow != nil {
 		*shadow = w.substitute(*shadow, r)
 	}
+	p.expect(r, w.round.Random, now)
 	p.prepare(w, r, view, now)
+	needs := pol.Needs
+	if shadow != nil {
+		needs |= shadow.Needs
+	}
+	p.fit(w, r, needs)
 	p.affinity(w, r, pol.Needs, now)
+	var full *Full
 	id, ok := p.fleet.Decide(r.Session, now, func(last fleet.ID, known bool) (fleet.Choice, bool) {
 		w.last, w.known = last, known
 		w.rank(pol, now)
-		return w.choice(r), r.Reserve
+		full = w.full(&pol)
+		return w.choice(r), r.Reserve && full == nil
 	})
+	if full != nil {
+		return nil, nil, full
+	}
 	if r.Reserve && !ok {
 		return nil, nil, nil
 	}
@@ -182,6 +200,9 @@ func (p *Picker) keep(w *work, now time.Time) {
 
 // Stats counts what happened since New.
 type Stats struct {
+	// Unmeasured counts the candidates whose profile says nothing of the
+	// request's lengths.
+	Unmeasured uint64
 	// Left counts the decisions by policies that keep owners that left one, by
 	// reason; at 0 all others.
 	Left [policy.LeftReasons]uint64
@@ -189,7 +210,7 @@ type Stats struct {
 
 // Stats returns the counts.
 func (p *Picker) Stats() Stats {
-	var s Stats
+	s := Stats{Unmeasured: p.unmeasured.Load()}
 	for i := range p.left {
 		s.Left[i] = p.left[i].Load()
 	}
@@ -211,7 +232,10 @@ func (p *Picker) Report(r Report, now time.Time) bool {
 	if r.PromptTokens != nil && r.CachedTokens != nil {
 		report.Counts, report.PromptTokens, report.Cached = true, *r.PromptTokens, *r.CachedTokens
 	}
-	_, known := p.fleet.Report(report, now)
+	asked, known := p.fleet.Report(report, now)
+	if known && r.OutputTokens > 0 && r.Outcome == fleet.Finished {
+		p.outputs.observe(asked, r.OutputTokens, now)
+	}
 	return known
 }
 

@@ -64,12 +64,17 @@ func (p *Picker) prepare(w *work, r *Request, view *fleet.View, now time.Time) {
 func (w *work) rank(pol policy.Policy, now time.Time) {
 	for i := range w.candidates {
 		c := &w.candidates[i]
-		r := c.member.Reserved()
-		c.requests = c.member.Requests(r)
-		w.round.Candidates[i].Load = policy.LoadOf(c.member, r, r.Wait(now), c.speed, w.gauges)
+		reserved := c.member.Reserved()
+		c.requests = c.member.Requests(reserved)
+		w.round.Candidates[i].Load = policy.LoadOf(c.member, reserved, reserved.Wait(now), c.speed, w.gauges)
+		if i < len(w.round.Fits) {
+			w.round.Fits[i].InFlight = reserved.Share
+		}
 	}
+	w.ahead()
 	w.ownLast(pol)
 	policy.Estimate(&w.round)
+	policy.Measure(&w.round)
 	w.choosing = w.choose(pol)
 }
 
@@ -140,7 +145,7 @@ func (w *work) before(i int, own uint64, best int, weight uint64, work bool) boo
 // choice is what the best candidate is charged.
 func (w *work) choice(r *Request) fleet.Choice {
 	c, cost := &w.round.Candidates[w.best], &w.round.Costs[w.best]
-	return fleet.Choice{
+	choice := fleet.Choice{
 		Member:       w.candidates[w.best].member,
 		Session:      r.Session,
 		Mark:         w.mark,
@@ -149,7 +154,13 @@ func (w *work) choice(r *Request) fleet.Choice {
 		FirstTokenMS: cost.FirstToken(),
 		Cached:       uint64(c.GPU + c.Host + c.Disk + c.Predicted),
 		Anyway:       w.candidates[w.best].doubt != sound,
+		Asked:        fleet.Asked{Model: r.Model, Tenant: r.Tenant, PromptTokens: r.Prompt.length()},
 	}
+	if w.best < len(w.round.Fits) {
+		f := &w.round.Fits[w.best]
+		choice.Share, choice.EndMS = f.Share, f.EndMS
+	}
+	return choice
 }
 
 // sorted puts the places of the candidates in order, the best first. Only so

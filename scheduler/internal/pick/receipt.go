@@ -2,6 +2,7 @@ package pick
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -28,6 +29,11 @@ type Decision struct {
 	PromptTokens int
 	// EnginePriority to put into the request where the engine serves by it.
 	EnginePriority int64
+	// ExpectedOutput tokens that the answer stands on; 0: not known.
+	ExpectedOutput int
+	// SlackMS is what the predicted time on the first leaves of the target, from
+	// when the request came; NaN: no target, or nobody asked.
+	SlackMS float64
 	// Stale: nobody was heard for too long, this is the last known state.
 	Stale bool
 	// Shadow is what the policy that does not decide would have done.
@@ -70,7 +76,12 @@ func (w *work) receipt(r *Request, pol policy.Policy, view *fleet.View, now time
 		Fallback:       w.fallback(r, pol, view, now),
 		PromptTokens:   length,
 		EnginePriority: priority(now, w.round.Costs[w.best]),
+		ExpectedOutput: int(w.round.Output),
+		SlackMS:        math.NaN(),
 		Stale:          view.Stale(now),
+	}
+	if w.best < len(w.round.Fits) {
+		d.SlackMS = w.round.Fits[w.best].SlackMS
 	}
 	for i, at := range order {
 		c := &w.candidates[at]

@@ -3,6 +3,7 @@ package pick
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kvscout/kvscout/protocol/blockkey"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
@@ -42,13 +43,43 @@ type Request struct {
 	Candidates, Exclude []Ref
 	// Policy by name; empty: the picker's.
 	Policy string
-	// ExpectedOutput tokens; 0: not known.
+	// ExpectedOutput tokens; 0: not known. Pick fills in what it predicts, so
+	// that a request that is tried again keeps its prediction.
 	ExpectedOutput int
+	// Tenant on whose behalf the request comes; may be empty.
+	Tenant string
+	// Targets of the request; zero: those of the profile or the configuration.
+	// Elapsed is the time since it came.
+	Targets policy.Targets
+	Elapsed time.Duration
+	// Room, if set, makes Pick fail with a Full where the first candidate should
+	// not get the request yet.
+	Room *Room
 	// Top limits the ranked list; 0: all.
 	Top int
 	// Reserve charges the request to the first of the list.
 	Reserve bool
 }
+
+// Room says what stands before a request that may wait.
+type Room struct {
+	// BudgetMS is the prefill that a member may have before and with the
+	// request.
+	BudgetMS float64
+	// Ahead are the requests that wait and are to be served before this one.
+	Ahead map[fleet.ID]fleet.Ahead
+}
+
+// Full says that the request should wait.
+type Full struct {
+	// Member that it waits for, and what it adds to what waits there.
+	Member fleet.ID
+	Adds   fleet.Ahead
+	// SlackMS is what the predicted time leaves of the target; NaN: no target.
+	SlackMS float64
+}
+
+func (f *Full) Error() string { return "no candidate has room now" }
 
 // Prompt has tokens, or keys with their block size, or neither.
 type Prompt struct {
@@ -108,6 +139,8 @@ type Report struct {
 	Member string
 	// PromptTokens and CachedTokens by the engine's own count; nil: not told.
 	PromptTokens, CachedTokens *uint64
+	// OutputTokens by the engine's own count; 0: not told.
+	OutputTokens uint64
 }
 
 func (r *Request) check() error {

@@ -29,6 +29,9 @@ type Policy struct {
 	Times bool
 	// Needs of Score.
 	Needs Needs
+	// Pulls: the request waits while no score is below full, where it may wait.
+	// Pushes: it never waits. Otherwise see Room.
+	Pulls, Pushes bool
 }
 
 // Needs are the facts that a policy wants in its Round beyond load, speed and
@@ -47,6 +50,8 @@ const (
 	NeedsSent
 	// NeedsHistory: Candidate.History.
 	NeedsHistory
+	// NeedsFit: Round.Fits and Round.Slack.
+	NeedsFit
 )
 
 // Names of all policies, without parameters.
@@ -54,6 +59,7 @@ func Names() []string {
 	return []string{
 		Default, "random", "round-robin", "least-requests", "least-tokens", "p2c", "longest-prefix",
 		"session", "prefix-hash", "approx", "weighted", "sticky", "e2", "dynamo-cost", "conductor",
+		"slo", "slo-pack-load", "slo-least-load", "slo-least-load-pulling",
 	}
 }
 
@@ -102,6 +108,12 @@ func Named(full string) (Policy, error) {
 	case "conductor":
 		c := newConductor()
 		p.Score, p.Needs, parameters = c.score, NeedsPrefix, c.parameters()
+	case "slo", "slo-least-load-pulling":
+		p.Score, p.Needs, p.Pulls = slo, NeedsFit, true
+	case "slo-pack-load":
+		p.Score, p.Needs, p.Pulls = sloPackLoad, NeedsFit, true
+	case "slo-least-load":
+		p.Score, p.Needs, p.Pushes = sloLeastLoad, NeedsFit, true
 	default:
 		return Policy{}, fmt.Errorf("policy %.80q: %w; there are %s", name, ErrUnknown, strings.Join(Names(), ", "))
 	}

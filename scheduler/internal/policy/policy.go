@@ -119,6 +119,11 @@ type Round struct {
 	// Moved: the request's prefix belongs to those only that have it Placed.
 	// For policies with NeedsHistory.
 	Moved bool
+	// Fits of the candidates, by Measure, and the best Slack by Fit.Group. Empty
+	// where nobody wants them. Elapsed is the time in ms since the request came.
+	Fits    []Fit
+	Slack   []float64
+	Elapsed float64
 	// Random number for this round.
 	Random uint64
 	// Owner is the place of the candidate that has the session, by its name or

@@ -17,6 +17,7 @@
 //	kvscout.v1.<pool>.load.<member>      Heartbeat        agent -> schedulers
 //	kvscout.v1.<pool>.snapshot.<member>  SnapshotRequest  scheduler -> agent,
 //	                                     answered by SnapshotChunk on the reply subject
+//	kvscout.v1.<pool>.picks              Picks            scheduler -> schedulers
 //
 // A member's name is <namespace>_<pod uid>_<rank>; in a subject its three parts
 // are tokens, <namespace>.<pod uid>.<rank>, so that NATS can give rights by
@@ -73,6 +74,14 @@
 // at once and asks for a snapshot. A delta or heartbeat at or below the known
 // sequence of the known epoch is a repetition and is ignored.
 //
+// # Schedulers among themselves
+//
+// A scheduler tells the others whom it charged for a request, what will be
+// cached there, and what was reported of it, a few milliseconds later and
+// several at a time; without news it says once a second that it is there, and
+// as long as it hears nobody it tells nothing. Ages, not times, travel: clocks
+// may differ. Nothing is repeated, and nobody waits for it.
+//
 // # Sizes and versions
 //
 // No message is larger than MaxMessage, nor than the server allows. Every
@@ -84,7 +93,7 @@
 // A message counts only if its header names the member of its subject: rights
 // on subjects, given by the NATS server, are what ties a member to its agent.
 // Beyond that nothing a message says is believed before it was checked: see
-// ReadDelta, ReadHeartbeat, ReadChunk and ReadRequest.
+// ReadDelta, ReadHeartbeat, ReadChunk, ReadRequest and ReadPicks.
 package protocol
 
 import "time"
@@ -104,6 +113,10 @@ const (
 	MaxName = 200
 	// MaxChunks bounds the number of chunks of a snapshot.
 	MaxChunks = 1 << 10
+	// MaxPicks bounds the charges, and the ends, of one message between
+	// schedulers, MaxMarks the keys of one charge.
+	MaxPicks = 64
+	MaxMarks = 256
 	// MaxInfo bounds what a heartbeat says of its member in bytes, and MaxNames
 	// the models and adapters that it names.
 	MaxInfo  = 64 << 10

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 
@@ -192,7 +193,15 @@ func FuzzRead(f *testing.F) {
 	f.Add(encode(f, heartbeat()))
 	f.Add(encode(f, chunk()))
 	f.Add(encode(f, &pb.SnapshotRequest{Version: Version, Member: member}))
+	f.Add(encode(f, picks()))
 	f.Fuzz(func(t *testing.T, data []byte) {
+		if p, err := ReadPicks(data); err == nil {
+			for _, c := range p.Charges {
+				if CheckMember(c.Member) != nil || !(c.PrefillMs >= 0) || len(c.Marks) > MaxMarks {
+					t.Fatalf("passed: %v", c)
+				}
+			}
+		}
 		if d, err := ReadDelta(data, member); err == nil {
 			if d.Header.Epoch == 0 || d.Header.Sequence == 0 || d.Header.Member != member {
 				t.Fatalf("passed: %v", d.Header)
@@ -233,6 +242,49 @@ func TestInfoIsBounded(t *testing.T) {
 		spoil(h)
 		if _, err := ReadHeartbeat(encode(t, h), member); err == nil || !strings.Contains(err.Error(), "at most") {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func picks() *pb.Picks {
+	return &pb.Picks{
+		Version: Version, Sender: 1, Sequence: 2,
+		Charges: []*pb.Charge{{Decision: 3, Member: member, Epoch: 4, Marks: []uint64{5}, MarkStride: 8, PrefillMs: 1}},
+		Ends:    []*pb.End{{Decision: 3, Kind: pb.End_KIND_FINISHED, Member: member}},
+	}
+}
+
+func TestBadPicksAreRefused(t *testing.T) {
+	if _, err := ReadPicks(encode(t, picks())); err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func(*pb.Picks){
+		"version":         func(p *pb.Picks) { p.Version++ },
+		"no sender":       func(p *pb.Picks) { p.Sender = 0 },
+		"no sequence":     func(p *pb.Picks) { p.Sequence = 0 },
+		"no decision":     func(p *pb.Picks) { p.Charges[0].Decision = 0 },
+		"member":          func(p *pb.Picks) { p.Charges[0].Member = "a b" },
+		"decoding member": func(p *pb.Picks) { p.Charges[0].Decode = "x" },
+		"not a number":    func(p *pb.Picks) { p.Charges[0].FirstTokenMs = math.NaN() },
+		"infinite":        func(p *pb.Picks) { p.Charges[0].EndMs = math.Inf(1) },
+		"negative":        func(p *pb.Picks) { p.Charges[0].Share = -1 },
+		"key 0":           func(p *pb.Picks) { p.Charges[0].Marks = []uint64{0} },
+		"no stride":       func(p *pb.Picks) { p.Charges[0].MarkStride = 0 },
+		"too many marks":  func(p *pb.Picks) { p.Charges[0].Marks = make([]uint64, MaxMarks+1) },
+		"too many": func(p *pb.Picks) {
+			for len(p.Charges) <= MaxPicks {
+				p.Charges = append(p.Charges, p.Charges[0])
+			}
+		},
+		"kind of end":   func(p *pb.Picks) { p.Ends[0].Kind = 9 },
+		"no kind":       func(p *pb.Picks) { p.Ends[0].Kind = 0 },
+		"end of none":   func(p *pb.Picks) { p.Ends[0].Decision = 0 },
+		"member of end": func(p *pb.Picks) { p.Ends[0].Member = "?" },
+	} {
+		p := picks()
+		spoil(p)
+		if _, err := ReadPicks(encode(t, p)); err == nil {
+			t.Errorf("%s: passed", name)
 		}
 	}
 }

@@ -47,6 +47,9 @@ func (s Subjects) Load(member string) string { return s.base + "load." + tokens(
 // Snapshot is where a member is asked for its whole picture.
 func (s Subjects) Snapshot(member string) string { return s.base + "snapshot." + tokens(member) }
 
+// Picks is where schedulers tell each other what they decided.
+func (s Subjects) Picks() string { return s.base + "picks" }
+
 // Inbox is the prefix of the subjects on which schedulers are answered.
 func (s Subjects) Inbox() string { return s.base + "inbox" }
 

@@ -38,6 +38,7 @@ func newMeters(s *Scheduler) (*meters, error) {
 	b.observeFleet(s)
 	b.observeIndex(s)
 	b.observeIngest(s)
+	b.observeReplicas(s)
 	b.observeIntake(s)
 	b.observeRPC(s)
 	return m, b.err
@@ -159,6 +160,30 @@ func (b *builder) observeIngest(s *Scheduler) {
 			{"failed_snapshot", st.FailedSnapshots}, {"no_responder", st.NoResponders}, {"overflow", st.Overflows},
 			{"malformed", st.Malformed}, {"wrong_version", st.WrongVersion}, {"wrong_member", st.WrongMember},
 			{"refused_member", st.RefusedMembers}, {"dropped", st.Dropped},
+		} {
+			see(int64(e.count), telemetry.AttrEvent, e.name)
+		}
+	})
+}
+
+func (b *builder) observeReplicas(s *Scheduler) {
+	b.gauge(telemetry.SchedulerPeers, "{scheduler}", "Other schedulers of the pool that were heard lately.", func(see see) {
+		if r := s.replica.Load(); r != nil {
+			see(r.Stats().Peers, "", "")
+		}
+	})
+	b.events(telemetry.SchedulerPeerEvents, "What schedulers told each other.", func(see see) {
+		r := s.replica.Load()
+		if r == nil {
+			return
+		}
+		st := r.Stats()
+		for _, e := range []struct {
+			name  string
+			count uint64
+		}{
+			{"sent", st.Sent}, {"heard", st.Heard}, {"charge", st.Charges}, {"end", st.Ends}, {"unknown", st.Unknown},
+			{"stale", st.Stale}, {"lost", st.Lost}, {"malformed", st.Malformed}, {"unsendable", st.Unsendable}, {"dropped", st.Dropped},
 		} {
 			see(int64(e.count), telemetry.AttrEvent, e.name)
 		}

@@ -27,6 +27,7 @@ import (
 	"github.com/kvscout/kvscout/scheduler/internal/ingest"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
+	"github.com/kvscout/kvscout/scheduler/internal/replica"
 	"github.com/kvscout/kvscout/scheduler/internal/rpc"
 )
 
@@ -61,6 +62,7 @@ type Scheduler struct {
 	started chan struct{} // closed when addrs is set
 	addrs   Addrs
 	ingest  atomic.Pointer[ingest.Ingest] // nil before the bus is open
+	replica atomic.Pointer[replica.Replica]
 	running atomic.Bool
 	refused atomic.Uint64 // connections
 }
@@ -196,6 +198,11 @@ func (s *Scheduler) Run(ctx context.Context) (err error) {
 		return err
 	}
 	s.ingest.Store(in)
+	others, err := replica.New(replica.Config{Conn: bus.conn, Pool: s.cfg.Pool, Picker: s.picker, Log: s.cfg.Log.With("room", "replica")})
+	if err != nil {
+		return err
+	}
+	s.replica.Store(others)
 
 	s.addrs = Addrs{GRPC: api.Addr().String(), Admin: people.Addr().String(), NATS: bus.address()}
 	s.cfg.warnInsecure()
@@ -205,6 +212,7 @@ func (s *Scheduler) Run(ctx context.Context) (err error) {
 
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return in.Run(ctx) })
+	g.Go(func() error { return others.Run(ctx) })
 	g.Go(func() error { s.look(ctx, state); return nil })
 	g.Go(func() error { bus.follow(ctx); return nil })
 	g.Go(func() error {

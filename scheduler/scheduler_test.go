@@ -470,3 +470,35 @@ func (s *syncBuffer) String() string {
 	defer s.mu.Unlock()
 	return s.b.String()
 }
+
+// TestSchedulersKnowOfEachOther: what one charges the other sees, through the
+// server that one of them embeds.
+func TestSchedulersKnowOfEachOther(t *testing.T) {
+	a, stopA := start(t, Config{})
+	b, stopB := start(t, Config{NATSURL: "nats://" + a.Addrs().NATS})
+	agent(t, "nats://"+a.Addrs().NATS, 3)
+	first, second := pb.NewSchedulerClient(dial(t, a)), pb.NewSchedulerClient(dial(t, b))
+	exact(t, first)
+	exact(t, second)
+	eventually(t, "the two hear each other", func() bool {
+		return a.replica.Load().Stats().Peers == 1 && b.replica.Load().Stats().Peers == 1
+	})
+	d, err := first.Pick(t.Context(), &pb.PickRequest{Request: &pb.Request{Model: "m"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	charged := func(c pb.SchedulerClient, want uint32) func() bool {
+		return func() bool {
+			f, err := c.Fleet(t.Context(), &pb.FleetRequest{})
+			return err == nil && len(f.GetMembers()) == 1 && f.GetMembers()[0].GetReservedRequests() == want
+		}
+	}
+	eventually(t, "the other sees the charge", charged(second, 1))
+	if _, err := second.Report(t.Context(), &pb.ReportRequest{Decision: d.GetDecision(), Outcome: pb.Outcome_OUTCOME_CANCELLED}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the end is known", charged(first, 0))
+	if err := errors.Join(stopB(), stopA()); err != nil {
+		t.Error(err)
+	}
+}

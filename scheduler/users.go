@@ -87,11 +87,12 @@ func agentRights(s protocol.Subjects, members string) *server.Permissions {
 	}
 }
 
-// schedulerRights lets a scheduler follow its pool and ask for snapshots.
+// schedulerRights lets a scheduler follow its pool, ask for snapshots, and talk
+// to other schedulers.
 func schedulerRights(s protocol.Subjects) *server.Permissions {
 	return &server.Permissions{
-		Publish:   &server.SubjectPermission{Allow: []string{s.Snapshot(protocol.Any)}},
-		Subscribe: &server.SubjectPermission{Allow: []string{s.Blocks(protocol.Any), s.Load(protocol.Any), s.Inbox() + ".>"}},
+		Publish:   &server.SubjectPermission{Allow: []string{s.Snapshot(protocol.Any), s.Picks()}},
+		Subscribe: &server.SubjectPermission{Allow: []string{s.Blocks(protocol.Any), s.Load(protocol.Any), s.Inbox() + ".>", s.Picks()}},
 	}
 }
 

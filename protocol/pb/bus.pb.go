@@ -1420,7 +1420,13 @@ type Charge struct {
 	Marks      []uint64 `protobuf:"fixed64,9,rep,packed,name=marks,proto3" json:"marks,omitempty"`
 	MarkStride uint32   `protobuf:"varint,10,opt,name=mark_stride,json=markStride,proto3" json:"mark_stride,omitempty"`
 	// predicted_ms is how long marks are to be believed without an event.
-	PredictedMs   uint32 `protobuf:"varint,11,opt,name=predicted_ms,json=predictedMs,proto3" json:"predicted_ms,omitempty"`
+	PredictedMs uint32 `protobuf:"varint,11,opt,name=predicted_ms,json=predictedMs,proto3" json:"predicted_ms,omitempty"`
+	// decode is the member that decodes when another one than member does.
+	Decode string `protobuf:"bytes,12,opt,name=decode,proto3" json:"decode,omitempty"`
+	// share of the member that the request takes, and end_ms, the predicted time
+	// to its end; 0: not known.
+	Share         float64 `protobuf:"fixed64,13,opt,name=share,proto3" json:"share,omitempty"`
+	EndMs         float64 `protobuf:"fixed64,14,opt,name=end_ms,json=endMs,proto3" json:"end_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1528,6 +1534,27 @@ func (x *Charge) GetMarkStride() uint32 {
 func (x *Charge) GetPredictedMs() uint32 {
 	if x != nil {
 		return x.PredictedMs
+	}
+	return 0
+}
+
+func (x *Charge) GetDecode() string {
+	if x != nil {
+		return x.Decode
+	}
+	return ""
+}
+
+func (x *Charge) GetShare() float64 {
+	if x != nil {
+		return x.Share
+	}
+	return 0
+}
+
+func (x *Charge) GetEndMs() float64 {
+	if x != nil {
+		return x.EndMs
 	}
 	return 0
 }
@@ -1717,7 +1744,7 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\x06sender\x18\x02 \x01(\x06R\x06sender\x12\x1a\n" +
 	"\bsequence\x18\x03 \x01(\x04R\bsequence\x120\n" +
 	"\acharges\x18\x04 \x03(\v2\x16.kvscout.bus.v1.ChargeR\acharges\x12'\n" +
-	"\x04ends\x18\x05 \x03(\v2\x13.kvscout.bus.v1.EndR\x04ends\"\xd6\x02\n" +
+	"\x04ends\x18\x05 \x03(\v2\x13.kvscout.bus.v1.EndR\x04ends\"\x9b\x03\n" +
 	"\x06Charge\x12\x1a\n" +
 	"\bdecision\x18\x01 \x01(\x06R\bdecision\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x12\x14\n" +
@@ -1732,7 +1759,10 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\vmark_stride\x18\n" +
 	" \x01(\rR\n" +
 	"markStride\x12!\n" +
-	"\fpredicted_ms\x18\v \x01(\rR\vpredictedMs\"\xd3\x01\n" +
+	"\fpredicted_ms\x18\v \x01(\rR\vpredictedMs\x12\x16\n" +
+	"\x06decode\x18\f \x01(\tR\x06decode\x12\x14\n" +
+	"\x05share\x18\r \x01(\x01R\x05share\x12\x15\n" +
+	"\x06end_ms\x18\x0e \x01(\x01R\x05endMs\"\xd3\x01\n" +
 	"\x03End\x12\x1a\n" +
 	"\bdecision\x18\x01 \x01(\x06R\bdecision\x12,\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x18.kvscout.bus.v1.End.KindR\x04kind\x12\x16\n" +

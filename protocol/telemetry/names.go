@@ -102,6 +102,11 @@ const (
 	// deltas that wait for them.
 	SchedulerAwaitedBytes = "kvscout.scheduler.ingest.awaited.bytes"
 
+	// SchedulerPeers are other schedulers of the pool that are heard,
+	// SchedulerPeerEvents count what they and this one told each other (event).
+	SchedulerPeers      = "kvscout.scheduler.peers"
+	SchedulerPeerEvents = "kvscout.scheduler.peer.events"
+
 	// SchedulerIntakePrompts counts prompts by what the caller sent (source).
 	SchedulerIntakePrompts = "kvscout.scheduler.intake.prompts"
 	// SchedulerIntakeCalls counts requests to engines (endpoint, outcome).

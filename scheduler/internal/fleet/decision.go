@@ -124,8 +124,10 @@ func newDecisions(instance uint32) decisions {
 }
 
 func (o *decisions) add(d *decision) {
-	o.counter++
-	d.id = o.upper | Decision(o.counter&(1<<40-1))
+	if d.id == 0 {
+		o.counter++
+		d.id = o.upper | Decision(o.counter&(1<<40-1))
+	}
 	o.byID[d.id] = d
 	heap.Push(&o.due, d)
 }
@@ -180,13 +182,39 @@ func (f *Fleet) Decide(session string, now time.Time, choose func(last ID, known
 	if !c.Anyway && !s.breaker.state.Until(now).IsZero() {
 		return 0, false
 	}
+	f.stats.Decided++
+	return f.chargeLocked(s, c, 0, now, now).id, true
+}
+
+// Adopt charges what another scheduler decided at a time, under its number. It
+// returns false if the member is not there, or is another process by now than
+// that of the epoch, or the decision is known.
+func (f *Fleet) Adopt(id Decision, name string, epoch uint64, decode string, c Choice, at, now time.Time) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.expireLocked(now)
+	s := f.names[name]
+	if s == nil || s.member.Picture.Epoch != epoch || f.open.byID[id] != nil {
+		return false
+	}
+	if other := f.names[decode]; other != nil {
+		c.Decode = other.member
+	}
+	f.stats.Adopted++
+	f.chargeLocked(s, c, id, at, now)
+	return true
+}
+
+// chargeLocked opens a decision of a time; without a number it gets one.
+func (f *Fleet) chargeLocked(s *slot, c Choice, id Decision, at, now time.Time) *decision {
 	for len(f.open.byID) >= f.cfg.MaxDecisions {
 		f.endLocked(f.open.due[0], now, false)
 		f.stats.Evicted++
 	}
 	d := &decision{
+		id:        id,
 		slot:      s,
-		at:        now,
+		at:        at,
 		tokens:    c.Uncached,
 		prefillMS: finite(c.PrefillMS),
 		cached:    c.Cached,
@@ -197,10 +225,10 @@ func (f *Fleet) Decide(session string, now time.Time, choose func(last ID, known
 	} else {
 		patience = longestPrefill
 	}
-	d.deadline = now.Add(min(patience, longestPrefill))
+	d.deadline = at.Add(min(patience, longestPrefill))
 	d.share, d.asked = finite(c.Share), c.Asked
 	if ms := finite(c.EndMS); ms > 0 {
-		d.end = now.Add(min(time.Duration(min(ms, 1e9)*float64(time.Millisecond)), longestDecision))
+		d.end = at.Add(min(time.Duration(min(ms, 1e9)*float64(time.Millisecond)), longestDecision))
 	}
 	switch {
 	case c.Session != "":
@@ -209,35 +237,40 @@ func (f *Fleet) Decide(session string, now time.Time, choose func(last ID, known
 		d.session = f.sessions.hash(c.Mark)
 	}
 	if d.session != 0 {
-		f.sessions.setHash(d.session, c.Member.ID)
+		f.sessions.setHash(d.session, s.member.ID)
 	}
 	f.open.add(d)
-	f.stats.Decided++
 	s.ledger.add(d)
-	s.ledger.sum.Last = f.stats.Decided
+	switch {
+	case id != 0:
+		s.ledger.sum.echo.heard(d)
+	case f.others > 0:
+		s.ledger.sum.echo.add(d, f.others, now)
+	}
+	s.ledger.sum.Last = f.stats.Decided + f.stats.Adopted
 	s.ledger.publish(s.member, now)
 	s.breaker.charged(now)
 	s.publishBreaker()
-	if c.Decode != nil && c.Decode.ID != c.Member.ID {
-		f.pairLocked(d, c.Decode, now)
+	if c.Decode != nil && c.Decode.ID != s.member.ID {
+		f.pairLocked(d, c.Decode, at, now)
 	}
-	return d.id, true
+	return d
 }
 
 // pairLocked charges a slot to the member that decodes. One that left
 // meanwhile is not charged: the caller hears of it from its engine.
-func (f *Fleet) pairLocked(d *decision, m *Member, now time.Time) {
+func (f *Fleet) pairLocked(d *decision, m *Member, at, now time.Time) {
 	s := f.slotLocked(m.ID)
 	if s == nil || s.member.account != m.account {
 		return
 	}
-	d.mate = &decision{slot: s, phase: decoding, at: now, end: d.end, deadline: now.Add(longestDecision)}
+	d.mate = &decision{slot: s, phase: decoding, at: at, end: d.end, deadline: at.Add(longestDecision)}
 	if !d.end.IsZero() {
 		d.mate.deadline = d.end
 	}
 	f.open.add(d.mate)
 	s.ledger.add(d.mate)
-	s.ledger.sum.Last = f.stats.Decided
+	s.ledger.sum.Last = f.stats.Decided + f.stats.Adopted
 	s.ledger.publish(s.member, now)
 }
 

@@ -91,6 +91,7 @@ type Fleet struct {
 	roster   *roster   // who serves what; nil after a change
 	newest   time.Time
 	resumed  time.Time // when the first was heard after all had been silent
+	others   int       // schedulers besides this one
 	open     decisions
 	sessions sessions
 	stats    Stats
@@ -102,8 +103,8 @@ type Stats struct {
 	// Decided counts decisions, Expired those whose prefill was never
 	// reported done, Evicted those dropped at the bound, Refused members that
 	// could not join, Failures reports of one, Paused members that were left
-	// out for them.
-	Decided, Expired, Evicted, Refused, Failures, Paused uint64
+	// out for them, Adopted decisions of other schedulers.
+	Decided, Expired, Evicted, Refused, Failures, Paused, Adopted uint64
 }
 
 // slot is the mutable side of a member, guarded by Fleet.mu.

@@ -25,6 +25,7 @@ type Reserved struct {
 	// over the fleet; 0: none.
 	Last uint64
 
+	echo   echo    // expected of other schedulers
 	headMS float64 // prefill time of the request that is at its turn
 	headAt time.Time
 }

@@ -102,15 +102,15 @@ func (s *sighting) see(m *sent, depth int) {
 	s.found = append(s.found, found{member: m.member, epoch: m.epoch, depth: depth})
 }
 
-// add marks the keys as sent to a member.
-func (f *forecast) add(keys []blockkey.Key, s sent, now time.Time) {
+// add marks every step-th of the keys as sent to a member.
+func (f *forecast) add(keys []blockkey.Key, step int, s sent, now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.marks == nil {
 		f.marks = make(map[blockkey.Key]mark)
 	}
 	f.expireLocked(now)
-	for i, n := stride-1, 0; i < len(keys) && n < maxMarks; i, n = i+stride, n+1 {
+	for i, n := step-1, 0; i < len(keys) && n < maxMarks; i, n = i+step, n+1 {
 		m := f.marks[keys[i]]
 		at := 0
 		for j := range m {
@@ -163,21 +163,23 @@ func (f *forecast) popLocked(at int64, force bool) {
 }
 
 // predict remembers where the prompt went, unless all of it is there already.
-func (p *Picker) predict(w *work, r *Request, now time.Time) {
+// It returns the keys that are predicted there now, and for how long.
+func (p *Picker) predict(w *work, r *Request, now time.Time) ([]blockkey.Key, time.Duration) {
 	c := &w.candidates[w.best]
 	if c.scope < 0 {
-		return
+		return nil, 0
 	}
 	s := &w.scopes[c.scope]
 	if c.cached() >= (s.blocks-1)*s.BlockSize {
-		return
+		return nil, 0
 	}
 	s.hash(r, maxMarks*stride)
 	ms := w.round.Costs[w.best].FirstToken()
 	life := min(confirm+time.Duration(min(ms, 1e6)*float64(time.Millisecond)), maxForecastLife)
-	p.forecast.add(s.keys, sent{
+	p.forecast.add(s.keys, stride, sent{
 		member: c.member.ID,
 		epoch:  c.member.Picture.Epoch,
 		until:  now.Add(life).UnixNano(),
 	}, now)
+	return s.keys, life
 }

@@ -69,6 +69,7 @@ type Picker struct {
 	forecast forecast
 	seen     seen
 	speeds   speeds
+	outbox   outbox
 	left     [policy.LeftReasons]atomic.Uint64
 	outputs  outputs
 	profiles atomic.Pointer[profile.Set]
@@ -83,6 +84,7 @@ func New(cfg Config) (*Picker, error) {
 		return nil, err
 	}
 	p.speeds.prior = learn.Prior()
+	p.outbox.wake = make(chan struct{}, 1)
 	p.scratch.New = func() any { return new(work) }
 	return p, nil
 }
@@ -160,11 +162,12 @@ func (p *Picker) try(r *Request, pol policy.Policy, shadow *policy.Policy, expla
 	p.fit(w, r, needs)
 	p.affinity(w, r, pol.Needs, now)
 	var full *Full
+	var choice fleet.Choice
 	id, ok := p.fleet.Decide(r.Session, now, func(last fleet.ID, known bool) (fleet.Choice, bool) {
 		w.last, w.known = last, known
 		w.rank(pol, now)
-		full = w.full(&pol)
-		return w.choice(r), r.Reserve && full == nil
+		full, choice = w.full(&pol), w.choice(r)
+		return choice, r.Reserve && full == nil
 	})
 	if full != nil {
 		return nil, nil, full
@@ -173,7 +176,8 @@ func (p *Picker) try(r *Request, pol policy.Policy, shadow *policy.Policy, expla
 		return nil, nil, nil
 	}
 	if r.Reserve {
-		p.predict(w, r, now)
+		keys, life := p.predict(w, r, now)
+		p.outbox.charge(id, &choice, keys, life, now)
 	}
 	d = w.receipt(r, pol, view, now)
 	if r.Reserve {
@@ -233,6 +237,9 @@ func (p *Picker) Report(r Report, now time.Time) bool {
 		report.Counts, report.PromptTokens, report.Cached = true, *r.PromptTokens, *r.CachedTokens
 	}
 	asked, known := p.fleet.Report(report, now)
+	if known {
+		p.outbox.end(&report)
+	}
 	if known && r.OutputTokens > 0 && r.Outcome == fleet.Finished {
 		p.outputs.observe(asked, r.OutputTokens, now)
 	}

@@ -64,7 +64,7 @@ func (p *Picker) prepare(w *work, r *Request, view *fleet.View, now time.Time) {
 func (w *work) rank(pol policy.Policy, now time.Time) {
 	for i := range w.candidates {
 		c := &w.candidates[i]
-		reserved := c.member.Reserved()
+		reserved := c.member.Reserved().Expected(now)
 		c.requests = c.member.Requests(reserved)
 		w.round.Candidates[i].Load = policy.LoadOf(c.member, reserved, reserved.Wait(now), c.speed, w.gauges)
 		if i < len(w.round.Fits) {

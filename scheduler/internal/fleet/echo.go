@@ -1,0 +1,54 @@
+package fleet
+
+import "time"
+
+// flight is how long it takes until another scheduler's decision is known here.
+const flight = 5 * time.Millisecond
+
+// echo is what other schedulers are expected to have charged to a member and
+// could not tell yet. Requests are spread over the schedulers without regard to
+// what they ask for, so what each of the others does in so short a time is, on
+// average, what this one does. Without it, equal requests at one moment would
+// all be placed as if each scheduler were alone.
+type echo struct {
+	until     time.Time
+	requests  int
+	tokens    uint64
+	prefillMS float64
+}
+
+// add expects of so many others what was charged here.
+func (e *echo) add(d *decision, others int, now time.Time) {
+	if !now.Before(e.until) {
+		*e = echo{until: now.Add(flight)}
+	}
+	e.requests += others
+	e.tokens += uint64(others) * d.tokens
+	e.prefillMS += float64(others) * d.prefillMS
+}
+
+// heard takes off what another scheduler really charged.
+func (e *echo) heard(d *decision) {
+	e.requests = max(0, e.requests-1)
+	e.tokens -= min(e.tokens, d.tokens)
+	e.prefillMS = max(0, e.prefillMS-d.prefillMS)
+}
+
+// Expected adds what other schedulers are expected to have charged by now.
+func (r Reserved) Expected(now time.Time) Reserved {
+	if e := &r.echo; e.requests > 0 && now.Before(e.until) {
+		r.Tokens += e.tokens
+		r.PrefillMS += e.prefillMS
+		r.Prefills += e.requests
+		r.Unseen += e.requests
+		r.Open += e.requests
+	}
+	return r
+}
+
+// SetOthers says how many other schedulers place requests on the same members.
+func (f *Fleet) SetOthers(n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.others = n
+}

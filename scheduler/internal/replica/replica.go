@@ -1,0 +1,315 @@
+// Package replica lets the schedulers of a pool know of each other's decisions:
+// what each reserved on whom, what became of it, and what will be cached there.
+// It reads and writes one subject of the bus. What the news are good for it
+// leaves to pick.
+//
+// Everything here is best effort and bounded. A message that is lost, late or
+// refused makes a scheduler a little less well informed, for as long as
+// reservations last without a report or until a load sample says better.
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvscout/kvscout/protocol"
+	"github.com/kvscout/kvscout/protocol/blockkey"
+	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/pick"
+)
+
+const (
+	// pause between two messages: news that come meanwhile travel together. The
+	// first after a pause go at once.
+	pause = 2 * time.Millisecond
+	// helloEvery is how often a scheduler says that it is there, and peerLife
+	// how long that is believed. Nobody tells news to nobody.
+	helloEvery = time.Second
+	peerLife   = 3 * helloEvery
+	// maxPeers bounds the schedulers that are remembered.
+	maxPeers = 64
+	// pending bounds the messages that wait; what does not fit is lost.
+	pending = 1024
+	// stale is the age of a decision that is no news any more: load samples
+	// have seen it.
+	stale = 2 * time.Second
+)
+
+// Config of a Replica.
+type Config struct {
+	Conn   *nats.Conn
+	Pool   string
+	Picker *pick.Picker
+	// Log of schedulers that come and go; nil: nowhere.
+	Log *slog.Logger
+}
+
+// Replica is one scheduler among those of a pool.
+type Replica struct {
+	cfg     Config
+	subject string
+	sender  uint64        // one life of this scheduler
+	greet   chan struct{} // has an entry when somebody new was heard
+	count   counters
+}
+
+type counters struct {
+	peers                                       atomic.Int64
+	sent, heard, charges, ends                  atomic.Uint64
+	unknown, stale, lost, malformed, unsendable atomic.Uint64
+}
+
+// Stats of a Replica.
+type Stats struct {
+	// Peers are the other schedulers that were heard lately.
+	Peers int64
+	// Sent and Heard messages, Charges and Ends taken from them, Unknown
+	// charges of members that are not known here, Stale ones that came too
+	// late, messages Lost by their sequence, Malformed or refused, Unsendable,
+	// and news Dropped because there were too many.
+	Sent, Heard, Charges, Ends, Unknown, Stale, Lost, Malformed, Unsendable, Dropped uint64
+}
+
+// New checks the configuration.
+func New(cfg Config) (*Replica, error) {
+	if cfg.Conn == nil || cfg.Picker == nil {
+		return nil, errors.New("replica: connection and picker are needed")
+	}
+	subjects, err := protocol.NewSubjects(cfg.Pool)
+	if err != nil {
+		return nil, fmt.Errorf("replica: %w", err)
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Replica{cfg: cfg, subject: subjects.Picks(), sender: max(1, rand.Uint64()), greet: make(chan struct{}, 1)}, nil
+}
+
+// Stats returns the counts.
+func (r *Replica) Stats() Stats {
+	c := &r.count
+	return Stats{
+		Peers: c.peers.Load(), Sent: c.sent.Load(), Heard: c.heard.Load(), Charges: c.charges.Load(), Ends: c.ends.Load(),
+		Unknown: c.unknown.Load(), Stale: c.stale.Load(), Lost: c.lost.Load(), Malformed: c.malformed.Load(),
+		Unsendable: c.unsendable.Load(), Dropped: r.cfg.Picker.Untellable(),
+	}
+}
+
+// Run tells and hears until ctx is done.
+func (r *Replica) Run(ctx context.Context) error {
+	messages := make(chan *nats.Msg, pending)
+	s, err := r.cfg.Conn.ChanSubscribe(r.subject, messages)
+	if err != nil {
+		return fmt.Errorf("subscribe to %s: %w", r.subject, err)
+	}
+	defer func() {
+		if err := s.Unsubscribe(); err != nil {
+			r.cfg.Log.Debug("unsubscribe", "subject", r.subject, "error", err)
+		}
+	}()
+	defer r.cfg.Picker.Share(0)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { r.hear(ctx, messages); return nil })
+	g.Go(func() error { r.tell(ctx); return nil })
+	return g.Wait()
+}
+
+// tell sends news, and a sign of life where there are none.
+func (r *Replica) tell(ctx context.Context) {
+	var news pick.News
+	sequence := uint64(0)
+	hello := time.NewTicker(helloEvery)
+	defer hello.Stop()
+	rest := time.NewTimer(pause)
+	defer rest.Stop()
+	send := func(p *pb.Picks) {
+		sequence++
+		p.Version, p.Sender, p.Sequence = protocol.Version, r.sender, sequence
+		data, err := proto.Marshal(p)
+		if err == nil {
+			err = r.cfg.Conn.Publish(r.subject, data)
+		}
+		if err != nil { // while the connection is away
+			r.count.unsendable.Add(1)
+			return
+		}
+		r.count.sent.Add(1)
+	}
+	send(&pb.Picks{})
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hello.C:
+			send(&pb.Picks{})
+			continue
+		case <-r.greet: // it shall not wait for the next hello
+			send(&pb.Picks{})
+			continue
+		case <-r.cfg.Picker.Untold():
+		}
+		r.cfg.Picker.Take(&news)
+		for _, p := range messagesOf(&news, time.Now()) {
+			send(p)
+		}
+		rest.Reset(pause)
+		select {
+		case <-ctx.Done():
+			return
+		case <-rest.C:
+		}
+	}
+}
+
+// messagesOf packs news, charges before ends.
+func messagesOf(n *pick.News, now time.Time) []*pb.Picks {
+	var list []*pb.Picks
+	for from := 0; from < len(n.Charges); from += protocol.MaxPicks {
+		p := &pb.Picks{}
+		for i := from; i < min(from+protocol.MaxPicks, len(n.Charges)); i++ {
+			p.Charges = append(p.Charges, chargeOf(&n.Charges[i], now))
+		}
+		list = append(list, p)
+	}
+	for from := 0; from < len(n.Ends); from += protocol.MaxPicks {
+		if from > 0 || len(list) == 0 {
+			list = append(list, &pb.Picks{})
+		}
+		p := list[len(list)-1]
+		for i := from; i < min(from+protocol.MaxPicks, len(n.Ends)); i++ {
+			e := &n.Ends[i]
+			p.Ends = append(p.Ends, &pb.End{Decision: uint64(e.Decision), Kind: pb.End_Kind(e.Outcome), Member: e.Member})
+		}
+	}
+	return list
+}
+
+func chargeOf(c *pick.Charge, now time.Time) *pb.Charge {
+	to := &pb.Charge{
+		Decision: uint64(c.Decision), Member: c.Member, Decode: c.Decode, Epoch: c.Epoch,
+		AgeMs:          uint32(max(0, now.Sub(c.At).Milliseconds())),
+		UncachedTokens: c.Amounts.Uncached, CachedTokens: c.Amounts.Cached,
+		PrefillMs: c.Amounts.PrefillMS, FirstTokenMs: c.Amounts.FirstTokenMS, Share: c.Amounts.Share, EndMs: c.Amounts.EndMS,
+	}
+	if len(c.Marks) > 0 {
+		to.MarkStride, to.PredictedMs = pick.Stride, uint32(c.Life.Milliseconds())
+		to.Marks = make([]uint64, len(c.Marks))
+		for i, k := range c.Marks {
+			to.Marks[i] = uint64(k)
+		}
+	}
+	return to
+}
+
+// peer is another scheduler, as far as it was heard.
+type peer struct {
+	sequence uint64
+	heard    time.Time
+}
+
+// hear takes what others tell.
+func (r *Replica) hear(ctx context.Context, messages <-chan *nats.Msg) {
+	peers := make(map[uint64]*peer)
+	look := time.NewTicker(helloEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-look.C:
+			for sender, p := range peers {
+				if now.Sub(p.heard) > peerLife {
+					delete(peers, sender)
+					r.cfg.Log.Info("another scheduler is not heard any more", "sender", sender)
+				}
+			}
+			r.known(len(peers))
+		case m := <-messages:
+			p, err := protocol.ReadPicks(m.Data)
+			if err != nil {
+				r.count.malformed.Add(1)
+				continue
+			}
+			if p.GetSender() != r.sender {
+				r.take(peers, p, time.Now())
+			}
+		}
+	}
+}
+
+func (r *Replica) known(peers int) {
+	r.count.peers.Store(int64(peers))
+	r.cfg.Picker.Share(peers)
+}
+
+func (r *Replica) take(peers map[uint64]*peer, p *pb.Picks, now time.Time) {
+	from := peers[p.GetSender()]
+	if from == nil {
+		if len(peers) >= maxPeers {
+			r.count.malformed.Add(1)
+			return
+		}
+		from = &peer{sequence: p.GetSequence() - 1}
+		peers[p.GetSender()] = from
+		r.cfg.Log.Info("another scheduler is heard", "sender", p.GetSender())
+		r.known(len(peers))
+		select {
+		case r.greet <- struct{}{}:
+		default:
+		}
+	}
+	switch next := p.GetSequence() - from.sequence; {
+	case p.GetSequence() <= from.sequence:
+		r.count.stale.Add(uint64(len(p.GetCharges())))
+		return
+	case next > 1:
+		r.count.lost.Add(next - 1)
+	}
+	from.sequence, from.heard = p.GetSequence(), now
+	r.count.heard.Add(1)
+	for _, c := range p.GetCharges() {
+		age := time.Duration(c.GetAgeMs()) * time.Millisecond
+		switch {
+		case age > stale:
+			r.count.stale.Add(1)
+		case r.cfg.Picker.Adopt(adopted(c, now.Add(-age)), now):
+			r.count.charges.Add(1)
+		default:
+			r.count.unknown.Add(1)
+		}
+	}
+	for _, e := range p.GetEnds() {
+		r.count.ends.Add(1)
+		r.cfg.Picker.Hear(fleet.Report{
+			Decision: fleet.Decision(e.GetDecision()), Outcome: fleet.Outcome(e.GetKind()), Member: e.GetMember(),
+		}, now)
+	}
+}
+
+func adopted(c *pb.Charge, at time.Time) *pick.Charge {
+	to := &pick.Charge{
+		Decision: fleet.Decision(c.GetDecision()), Member: c.GetMember(), Decode: c.GetDecode(), Epoch: c.GetEpoch(), At: at,
+		Amounts: fleet.Choice{
+			Uncached: c.GetUncachedTokens(), Cached: c.GetCachedTokens(),
+			PrefillMS: c.GetPrefillMs(), FirstTokenMS: c.GetFirstTokenMs(), Share: c.GetShare(), EndMS: c.GetEndMs(),
+		},
+	}
+	if c.GetMarkStride() == pick.Stride {
+		to.Life = time.Duration(c.GetPredictedMs()) * time.Millisecond
+		to.Marks = make([]blockkey.Key, len(c.GetMarks()))
+		for i, k := range c.GetMarks() {
+			to.Marks[i] = blockkey.Key(k)
+		}
+	}
+	return to
+}

@@ -1,0 +1,346 @@
+package replica
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvscout/kvscout/protocol"
+	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/index"
+	"github.com/kvscout/kvscout/scheduler/internal/pick"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func bus(t *testing.T) *server.Server {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("no NATS server")
+	}
+	return s
+}
+
+func connect(t *testing.T, s *server.Server) *nats.Conn {
+	t.Helper()
+	closed := make(chan struct{})
+	conn, err := nats.Connect(s.ClientURL(), nats.ClosedHandler(func(*nats.Conn) { close(closed) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(); <-closed })
+	return conn
+}
+
+const members = 8
+
+func name(i int) string { return fmt.Sprintf("ns_pod%d_0", i) }
+
+// scout is one scheduler's picker among replicas.
+type scout struct {
+	t     *testing.T
+	fleet *fleet.Fleet
+	*pick.Picker
+	replica *Replica
+}
+
+func newScout(t *testing.T, s *server.Server, instance uint32) *scout {
+	t.Helper()
+	c := &scout{t: t, fleet: fleet.New(fleet.Config{Instance: instance})}
+	now := time.Now()
+	for i := range members {
+		id, err := c.fleet.Join(name(i), now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.fleet.Heard(id, fleet.Info{Models: []string{"m"}, BlockSize: 16},
+			&fleet.Load{At: now, Running: 0, Waiting: 0, KVUsage: math.NaN(), Totals: fleet.NoTotals()}, now)
+		c.fleet.SetPicture(id, fleet.Picture{Trust: fleet.Exact, Epoch: 7})
+	}
+	var err error
+	if c.Picker, err = pick.New(pick.Config{Fleet: c.fleet, Index: index.New(index.Config{}), Seed: uint64(instance)}); err != nil {
+		t.Fatal(err)
+	}
+	if s == nil {
+		return c
+	}
+	if c.replica, err = New(Config{Conn: connect(t, s), Pool: "default", Picker: c.Picker}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- c.replica.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// pair is two schedulers that have heard each other.
+func pair(t *testing.T) (a, b *scout, s *server.Server) {
+	t.Helper()
+	s = bus(t)
+	a, b = newScout(t, s, 1), newScout(t, s, 2)
+	eventually(t, "the two hear each other", func() bool { return a.replica.Stats().Peers == 1 && b.replica.Stats().Peers == 1 })
+	return a, b, s
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+func request(seed, tokens uint32) *pick.Request {
+	var le []byte
+	for i := range tokens {
+		le = binary.LittleEndian.AppendUint32(le, seed<<16+i)
+	}
+	return &pick.Request{Model: "m", Reserve: true, Prompt: pick.Prompt{Tokens: le}}
+}
+
+func (c *scout) pick(r *pick.Request) *pick.Decision {
+	d, err := c.Pick(r, time.Now())
+	if err != nil {
+		c.t.Error(err)
+		return &pick.Decision{Candidates: make([]pick.Candidate, 1)}
+	}
+	return d
+}
+
+func (c *scout) reserved(member string) fleet.Reserved {
+	return c.fleet.View().Named(member).Reserved()
+}
+
+func first(d *pick.Decision) string { return d.Candidates[0].Member.Info.Name }
+
+func TestOthersKnowOfReservationsAndTheirEnd(t *testing.T) {
+	a, b, _ := pair(t)
+	d := a.pick(request(1, 8000))
+	eventually(t, "the other has the charge", func() bool {
+		r := b.reserved(first(d))
+		return r.Open == 1 && r.Tokens == 8000 && r.PrefillMS == a.reserved(first(d)).PrefillMS
+	})
+	if n := a.reserved(first(d)).Open; n != 1 || a.replica.Stats().Charges != 0 {
+		t.Errorf("its own echo is charged: %d open, %+v", n, a.replica.Stats())
+	}
+	a.Report(pick.Report{Decision: d.ID, Outcome: fleet.FirstToken}, time.Now())
+	eventually(t, "the first token is known", func() bool { r := b.reserved(first(d)); return r.Open == 1 && r.Tokens == 0 })
+	// A caller may report to any of them.
+	if !b.Report(pick.Report{Decision: d.ID, Outcome: fleet.Finished}, time.Now()) {
+		t.Error("the other does not know the decision")
+	}
+	eventually(t, "the end is known", func() bool { return a.reserved(first(d)).Open == 0 && b.reserved(first(d)).Open == 0 })
+	if n := a.fleet.Stats().Decisions + b.fleet.Stats().Decisions; n != 0 {
+		t.Errorf("%d decisions are left", n)
+	}
+}
+
+func TestOthersKnowWhatWillBeCached(t *testing.T) {
+	a, b, _ := pair(t)
+	r := request(1, 8000)
+	d := a.pick(r)
+	ask := *r
+	ask.Reserve = false
+	eventually(t, "the other predicts it there", func() bool {
+		c := b.pick(&ask).Candidates[0]
+		return c.Member.Info.Name == first(d) && c.Cached.Predicted >= 7900
+	})
+}
+
+func TestFailuresAreKnownToAll(t *testing.T) {
+	a, b, _ := pair(t)
+	for range 3 {
+		d := a.pick(request(1, 800))
+		a.Report(pick.Report{Decision: d.ID, Outcome: fleet.Failed, Member: name(3)}, time.Now())
+	}
+	eventually(t, "both leave it out", func() bool {
+		now := time.Now()
+		return !a.fleet.View().Named(name(3)).Failing().Until(now).IsZero() && !b.fleet.View().Named(name(3)).Failing().Until(now).IsZero()
+	})
+}
+
+// burst sends n identical requests at one moment, by turns to the schedulers,
+// and counts who got how many.
+func burst(scouts []*scout, r *pick.Request, n int) map[string]int {
+	counts := make(map[string]int)
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	start := make(chan struct{})
+	for i := range n {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			<-start
+			ask := *r
+			d := scouts[i%len(scouts)].pick(&ask)
+			mu.Lock()
+			defer mu.Unlock()
+			counts[first(d)]++
+		}()
+	}
+	close(start)
+	all.Wait()
+	return counts
+}
+
+func most(counts map[string]int) int {
+	n := 0
+	for _, c := range counts {
+		n = max(n, c)
+	}
+	return n
+}
+
+// The policy keeps equal long prompts with few owners and spreads short ones.
+// Several schedulers that decide at one moment, before any could tell another,
+// must do what one would: without a word between them the first owner of the
+// long prompts gets nearly all of them.
+func TestBurstLandsAsThePolicyIntends(t *testing.T) {
+	for _, c := range []struct {
+		tokens         uint32
+		owners, atMost int // with one scheduler
+	}{{200, members, 14}, {20000, 3, 42}} {
+		one := burst([]*scout{newScout(t, nil, 1)}, request(1, c.tokens), 64)
+		if len(one) > c.owners || most(one) > c.atMost {
+			t.Errorf("%d tokens, one scheduler: %v", c.tokens, one)
+		}
+		a, b, _ := pair(t)
+		two := burst([]*scout{a, b}, request(1, c.tokens), 64)
+		if len(two) > c.owners || most(two) > c.atMost {
+			t.Errorf("%d tokens: one scheduler %v, two %v", c.tokens, one, two)
+		}
+	}
+}
+
+// send publishes a message of a third scheduler.
+func send(t *testing.T, s *server.Server, p *pb.Picks) {
+	t.Helper()
+	data, err := proto.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sendBytes(t, s, data)
+}
+
+func sendBytes(t *testing.T, s *server.Server, data []byte) {
+	t.Helper()
+	conn := connect(t, s)
+	if err := conn.Publish("kvscout.v1.default.picks", data); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func charge(decision uint64, age uint32) *pb.Charge {
+	return &pb.Charge{Decision: decision, Member: name(0), Epoch: 7, AgeMs: age, UncachedTokens: 1000, PrefillMs: 50, FirstTokenMs: 5000}
+}
+
+func TestBadNewsChangeNothing(t *testing.T) {
+	srv := bus(t)
+	a := newScout(t, srv, 1)
+	good := func(sequence uint64, charges ...*pb.Charge) *pb.Picks {
+		return &pb.Picks{Version: protocol.Version, Sender: 99, Sequence: sequence, Charges: charges}
+	}
+	eventually(t, "it hears", func() bool {
+		send(t, srv, &pb.Picks{Version: protocol.Version, Sender: 98, Sequence: uint64(time.Now().UnixNano())})
+		return a.replica.Stats().Peers == 1
+	})
+	other := charge(4, 0)
+	other.Epoch = 8
+	nobody := charge(5, 0)
+	nobody.Member = "ns_nobody_0"
+	send(t, srv, good(1, charge(1, 0), charge(1, 0), charge(3, 2001), other, nobody))
+	send(t, srv, good(1, charge(6, 0)))
+	send(t, srv, good(5))
+	sendBytes(t, srv, []byte("nonsense"))
+	endless := charge(7, 0)
+	endless.PrefillMs = math.NaN()
+	send(t, srv, good(6, endless))
+	v2 := good(6, charge(8, 0))
+	v2.Version++
+	send(t, srv, v2)
+	eventually(t, "all were refused but the first", func() bool {
+		st := a.replica.Stats()
+		return st.Charges == 1 && st.Unknown == 3 && st.Stale == 2 && st.Lost >= 3 && st.Malformed == 3
+	})
+	if r := a.reserved(name(0)); r.Open != 1 || r.Tokens != 1000 {
+		t.Errorf("%+v", r)
+	}
+	// Nobody reports it: it ends by itself.
+	a.fleet.Sweep(time.Now().Add(time.Hour))
+	if r := a.reserved(name(0)); r.Open != 0 || r.Tokens != 0 {
+		t.Errorf("left: %+v", r)
+	}
+}
+
+func TestNobodyIsToldNothing(t *testing.T) {
+	a := newScout(t, bus(t), 1)
+	for range 100 {
+		a.pick(request(1, 800))
+	}
+	var n pick.News
+	a.Take(&n)
+	if len(n.Charges) != 0 || a.replica.Stats().Peers != 0 {
+		t.Errorf("%d charges are kept for nobody", len(n.Charges))
+	}
+}
+
+func TestNewsAreBoundedAndInOrder(t *testing.T) {
+	a := newScout(t, nil, 1)
+	a.Share(1)
+	const picks = 5000
+	for range picks {
+		d := a.pick(request(1, 800))
+		a.Report(pick.Report{Decision: d.ID, Outcome: fleet.Finished}, time.Now())
+	}
+	var n pick.News
+	a.Take(&n)
+	list := messagesOf(&n, time.Now())
+	charges, ends := 0, 0
+	for _, p := range list {
+		p.Version, p.Sender, p.Sequence = protocol.Version, 1, 1
+		data, err := proto.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := protocol.ReadPicks(data); err != nil {
+			t.Fatal(err)
+		}
+		if ends > 0 && len(p.Charges) > 0 {
+			t.Fatal("an end comes before a charge")
+		}
+		charges, ends = charges+len(p.Charges), ends+len(p.Ends)
+	}
+	if charges != 4096 || ends != 4096 || a.Untellable() != 2*(picks-4096) {
+		t.Errorf("%d charges, %d ends, %d dropped", charges, ends, a.Untellable())
+	}
+	a.Take(&n)
+	if len(n.Charges)+len(n.Ends) != 0 {
+		t.Error("news are told twice")
+	}
+}

@@ -32,8 +32,9 @@ var rooms = map[string][]string{
 	"scheduler/internal/learn":        {},
 	"scheduler/internal/profile":      {},
 	"scheduler/internal/index":        {"protocol/blockkey"},
+	"scheduler/internal/approx":       {"protocol/blockkey", "scheduler/internal/index", "scheduler/internal/learn"},
 	"scheduler/internal/policy":       {"scheduler/internal/fleet", "scheduler/internal/learn"},
-	"scheduler/internal/pick":         {"protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/policy", "scheduler/internal/profile"},
+	"scheduler/internal/pick":         {"protocol/blockkey", "scheduler/internal/approx", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/policy", "scheduler/internal/profile"},
 	"scheduler/internal/intake":       {"protocol/blockkey"},
 	"scheduler/internal/ingest":       {"protocol", "protocol/pb", "protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet"},
 	"scheduler/internal/sim/arrival":  {"protocol/blockkey"},
@@ -71,7 +72,7 @@ var edges = map[string][]string{
 // pure rooms know no socket, clock, logger or context. They may name times
 // and durations, which are arguments, but never ask what time it is.
 var (
-	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "scheduler/internal/index", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/pick", "scheduler/internal/sim", "scheduler/internal/sim/arrival"}
+	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/pick", "scheduler/internal/sim", "scheduler/internal/sim/arrival"}
 	unclean   = []string{"context", "log", "log/slog", "net", "net/http", "os"}
 	clockwork = []string{"time.Now(", "time.Since(", "time.Sleep(", "time.After(", "time.NewTimer(", "time.NewTicker("}
 )

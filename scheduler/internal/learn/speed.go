@@ -18,6 +18,12 @@ func (c Curve) Prefill(new, ctx float64) float64 {
 	return c.A + c.B*new + c.C*new*(ctx+new/2)
 }
 
+// Work is prefill in parts, so that any member's curve gives its time.
+type Work struct{ Requests, Tokens, Pairs float64 }
+
+// Time of so much work in ms.
+func (c Curve) Time(w Work) float64 { return c.A*w.Requests + c.B*w.Tokens + c.C*w.Pairs }
+
 // towards draws a fit to the median of its model's: all the way where they
 // differ by less than the noise, hardly where another kind of engine shows.
 func (c Curve) towards(median Curve, tokens float64) Curve {

@@ -37,7 +37,7 @@ func (e *e2) score(r *Round, scores []float64) {
 // sharedCost is L + M + P in ms.
 func (c *Candidate) sharedCost() float64 {
 	s := c.Speed
-	return c.History.Lately.time(s.Curve) + c.Load.Requests*s.OutputTokens*s.StepMS +
-		c.History.Victims.time(s.Curve) +
+	return s.Time(c.History.Lately) + c.Load.Requests*s.OutputTokens*s.StepMS +
+		s.Time(c.History.Victims) +
 		s.Prefill(float64(max(c.Uncached, 1)), float64(c.cached()))
 }

@@ -42,16 +42,10 @@ type Candidate struct {
 type History struct {
 	// Lately is the prefill of what was sent and may be missed again, Victims
 	// that of what this request would push out.
-	Lately, Victims Work
+	Lately, Victims learn.Work
 	// Placed: the request's prefix was moved or copied to this member.
 	Placed bool
 }
-
-// Work is prefill in parts, so that every member's own curve gives its time.
-type Work struct{ Requests, Tokens, Pairs float64 }
-
-// time in ms by a curve.
-func (w Work) time(c learn.Curve) float64 { return c.A*w.Requests + c.B*w.Tokens + c.C*w.Pairs }
 
 // cached is the usable prefix.
 func (c *Candidate) cached() int { return c.GPU + c.Host + c.Disk + c.Predicted }

@@ -235,7 +235,7 @@ func TestScoresAreNumbers(t *testing.T) {
 				Load:  Load{Requests: any.Draw(t, "requests"), Tokens: any.Draw(t, "tokens"), WaitMS: any.Draw(t, "wait")},
 				Speed: s,
 				Draw:  rapid.Uint64().Draw(t, "draw"), Sent: tokens.Draw(t, "sent"),
-				History: History{Lately: Work{1, any.Draw(t, "lately"), any.Draw(t, "pairs")}},
+				History: History{Lately: work(1, any.Draw(t, "lately"), any.Draw(t, "pairs"))},
 			})
 			usage := rapid.OneOf(rapid.Float64Range(0, 1), rapid.Just(math.NaN()))
 			r.Candidates[len(r.Candidates)-1].Load.KVUsage = usage.Draw(t, "usage")

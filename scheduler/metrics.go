@@ -11,6 +11,7 @@ import (
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/protocol/telemetry"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/policy"
 	"github.com/kvscout/kvscout/scheduler/internal/rpc"
 )
 
@@ -36,6 +37,7 @@ func newMeters(s *Scheduler) (*meters, error) {
 		calls:     newCalls(b),
 	}
 	b.observeFleet(s)
+	b.observePicker(s)
 	b.observeIndex(s)
 	b.observeIngest(s)
 	b.observeReplicas(s)
@@ -114,6 +116,29 @@ func (b *builder) observeFleet(s *Scheduler) {
 			see(int64(total), "", "")
 		})
 	}
+}
+
+func (b *builder) observePicker(s *Scheduler) {
+	b.events(telemetry.SchedulerLeftSessions, "Sessions that were taken from their last member by policies that keep them.", func(see see) {
+		left := s.picker.Stats().Left
+		for why := policy.Gone; why < policy.LeftReasons; why++ {
+			see(int64(left[why]), telemetry.AttrReason, why.String())
+		}
+	})
+	b.gauge(telemetry.SchedulerConfirm, "ms", "How long after its first token is due a prompt that was just sent is believed to be cached without an event.", func(see see) {
+		see(s.picker.Stats().Confirm.Milliseconds(), "", "")
+	})
+	b.gauge(telemetry.SchedulerSentBlocks, "{block}", "Blocks that members without an exact picture are believed to hold, as they were sent there.", func(see see) {
+		see(int64(s.picker.Stats().Sent.Blocks), "", "")
+	})
+	b.events(telemetry.SchedulerSentEvents, "What was noted of prompts sent to members without an exact picture, or for policies that go by it.", func(see see) {
+		st := s.picker.Stats().Sent
+		see(int64(st.Added), telemetry.AttrEvent, "added")
+		see(int64(st.Evicted), telemetry.AttrEvent, "evicted")
+		see(int64(st.Resets), telemetry.AttrEvent, "reset")
+		see(int64(st.Moved), telemetry.AttrEvent, "moved")
+		see(int64(st.Copied), telemetry.AttrEvent, "copied")
+	})
 }
 
 func (b *builder) observeIndex(s *Scheduler) {

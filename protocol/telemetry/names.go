@@ -26,7 +26,8 @@ const (
 	// AttrSource: the form in which a caller sent a prompt.
 	AttrSource = "kvscout.source"
 	// AttrReason: why the first candidate is first, in one word: cost, near
-	// (others were as good), session, only, policy.
+	// (others were as good), session, only, policy. Of a session that was taken
+	// from its member: gone, full, slow, crowded.
 	AttrReason = "kvscout.reason"
 	// AttrShadow: name of the policy that does not decide. AttrSame: it would
 	// have decided the same. AttrDirection: more or less than what was done.
@@ -91,6 +92,14 @@ const (
 	SchedulerIndexBytes   = "kvscout.scheduler.index.bytes"
 	// SchedulerIndexEvents counts what happened in the index (event).
 	SchedulerIndexEvents = "kvscout.scheduler.index.events"
+	// SchedulerLeftSessions counts the decisions that took a session from its
+	// last member, SchedulerSentBlocks what members are believed to hold because
+	// it was sent there.
+	SchedulerLeftSessions = "kvscout.scheduler.sessions.left"
+	SchedulerSentBlocks   = "kvscout.scheduler.sent.blocks"
+	SchedulerSentEvents   = "kvscout.scheduler.sent.events"
+	// SchedulerConfirm is how long a prediction is believed.
+	SchedulerConfirm = "kvscout.scheduler.predictions.confirm"
 
 	// SchedulerIngestEvents counts messages and what became of them (event).
 	SchedulerIngestEvents = "kvscout.scheduler.ingest.events"

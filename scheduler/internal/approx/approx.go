@@ -54,6 +54,7 @@ type Mirror struct {
 	hits    []hit // of the window, from first on
 	first   int
 	path    []int32
+	lead    [blockkey.Lead]blockkey.Key
 	live    int // nodes in use
 	stats   Stats
 }
@@ -246,18 +247,23 @@ func (x *Mirror) laneLocked(m *member, on bool) {
 	for i := m.newest; i != 0; i = x.places[i].next {
 		p := &x.places[i]
 		n := &x.nodes[p.node]
-		x.index.Store(m.id, index.LaneApproximate, x.parentKey(n), n.start, n.keys[:p.cut])
+		x.index.Store(m.id, index.LaneApproximate, x.before(p.node, 0), n.start, n.keys[:p.cut])
 	}
 }
 
-// parentKey is the key of the block before a node; at the head of a chain it
-// helps nobody.
-func (x *Mirror) parentKey(n *node) blockkey.Key {
-	if n.parent == 0 {
-		return 0
+// before is the keys before one of a node, as many as the index asks for. They
+// are valid until the next call.
+func (x *Mirror) before(id int32, offset uint32) []blockkey.Key {
+	at := len(x.lead)
+	for keys := x.nodes[id].keys[:offset]; ; keys = x.nodes[id].keys {
+		for i := len(keys) - 1; i >= 0 && at > 0; i-- {
+			at--
+			x.lead[at] = keys[i]
+		}
+		if id = x.nodes[id].parent; id == 0 || at == 0 {
+			return x.lead[at:]
+		}
 	}
-	k := x.nodes[n.parent].keys
-	return k[len(k)-1]
 }
 
 // Forget drops a member and all that it is believed to hold.

@@ -172,11 +172,8 @@ func (x *Mirror) useLocked(m *member, keys []blockkey.Key) {
 	}
 	m.held += len(keys) - covered
 	if m.lane && covered < len(keys) {
-		parent := blockkey.Key(0)
-		if covered > 0 {
-			parent = keys[covered-1]
-		}
-		x.index.Store(m.id, index.LaneApproximate, parent, uint32(covered), keys[covered:])
+		before := blockkey.Before(keys, covered)
+		x.index.Store(m.id, index.LaneApproximate, before, uint32(covered), keys[covered:])
 	}
 }
 
@@ -196,7 +193,7 @@ func (x *Mirror) evictLocked(m *member) {
 	}
 	from := p.cut - count
 	if m.lane {
-		x.index.Remove(m.id, index.LaneApproximate, n.start+from, n.keys[from:p.cut])
+		x.index.Remove(m.id, index.LaneApproximate, x.before(p.node, from), n.start+from, n.keys[from:p.cut])
 	}
 	p.cut = from
 	m.held -= int(count)
@@ -210,7 +207,7 @@ func (x *Mirror) dropLocked(i int32) {
 	p := &x.places[i]
 	n := &x.nodes[p.node]
 	if p.member.lane {
-		x.index.Remove(p.member.id, index.LaneApproximate, n.start, n.keys[:p.cut])
+		x.index.Remove(p.member.id, index.LaneApproximate, x.before(p.node, 0), n.start, n.keys[:p.cut])
 	}
 	id := p.node
 	x.unlinkLocked(i)

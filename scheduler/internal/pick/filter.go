@@ -23,6 +23,7 @@ type work struct {
 	order      []int32
 	marks      []uint64 // where a conversation may have ended before
 	mark       uint64   // by which this one can be recognised; 0: none
+	owners     []index.Member
 	texts      []uint64 // keys of the prompt's beginnings
 	groups     []*profile.Profile
 	room       *Room // nil: the request may not wait
@@ -45,6 +46,8 @@ type candidate struct {
 	// cached tokens by tier, and those beyond that are only predicted
 	gpu, host, disk, predicted int
 	tie                        uint64 // hashed with the name where scores are equal
+	sent                       int    // tokens that went there before, and may still be there
+	assumed                    bool   // predicted stands on what was sent
 }
 
 // doubt says why a candidate should rather not be chosen.

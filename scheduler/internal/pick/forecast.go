@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvscout/kvscout/protocol/blockkey"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/index"
 )
 
 const (
@@ -17,8 +18,8 @@ const (
 	maxMarks, maxForecast = 1024, 1 << 16
 	// holders remembered for one mark; the one that runs out first goes.
 	holders = 4
-	// confirm is how long an event may take after the first token is due.
-	confirm, maxForecastLife = 2 * time.Second, 30 * time.Second
+	// maxForecastLife of a mark; see delay for how long it lives.
+	maxForecastLife = 30 * time.Second
 )
 
 // forecast remembers for a short time what was sent where, so that siblings of
@@ -175,7 +176,11 @@ func (p *Picker) predict(w *work, r *Request, now time.Time) ([]blockkey.Key, ti
 	}
 	s.hash(r, maxMarks*stride)
 	ms := w.round.Costs[w.best].FirstToken()
-	life := min(confirm+time.Duration(min(ms, 1e6)*float64(time.Millisecond)), maxForecastLife)
+	first := time.Duration(min(ms, 1e6) * float64(time.Millisecond))
+	if c.member.Picture.Trust == fleet.Exact {
+		p.delay.watch(index.Member(c.member.ID), s.keys, now.Add(first))
+	}
+	life := min(first+p.delay.confirm(), maxForecastLife)
 	p.forecast.add(s.keys, stride, sent{
 		member: c.member.ID,
 		epoch:  c.member.Picture.Epoch,

@@ -142,6 +142,7 @@ func (p *Picker) search(w *work, at int, r *Request, now time.Time) {
 			for l := index.LaneGPU; l <= index.LaneDisk; l++ {
 				deepest = max(deepest, int(w.depths[i].Depth[l]))
 			}
+			deepest = max(deepest, int(w.depths[i].Depth[index.LaneApproximate]))
 		}
 		deepest = max(deepest, p.forecast.look(s.keys, sent, now))
 		s.known = deepest
@@ -160,6 +161,14 @@ func (p *Picker) search(w *work, at int, r *Request, now time.Time) {
 		if c := w.candidate(m.member); c != nil && c.scope == at && c.member.Picture.Epoch == m.epoch {
 			depth := min(m.depth, (length-1)/s.BlockSize) * s.BlockSize
 			c.predicted = max(0, depth-c.gpu-c.host-c.disk)
+		}
+	}
+	if p.mirror.Tracks() {
+		for i := range w.depths {
+			d := &w.depths[i]
+			if c := w.candidate(fleet.ID(d.Member)); c != nil && c.scope == at {
+				p.assume(c, d.Depth[index.LaneApproximate], length, s.BlockSize)
+			}
 		}
 	}
 }

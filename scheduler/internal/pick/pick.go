@@ -19,6 +19,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvscout/kvscout/scheduler/internal/approx"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 	"github.com/kvscout/kvscout/scheduler/internal/learn"
@@ -68,6 +69,9 @@ type Picker struct {
 	policies policies
 	forecast forecast
 	seen     seen
+	delay    delay
+	mirror   *approx.Mirror
+	wanted   wanted
 	speeds   speeds
 	outbox   outbox
 	left     [policy.LeftReasons]atomic.Uint64
@@ -83,6 +87,7 @@ func New(cfg Config) (*Picker, error) {
 	if err := p.Use(Policies{Policy: cfg.Policy, Shadow: cfg.Shadow}); err != nil {
 		return nil, err
 	}
+	p.mirror = approx.New(approx.Config{Index: cfg.Index})
 	p.speeds.prior = learn.Prior()
 	p.outbox.wake = make(chan struct{}, 1)
 	p.scratch.New = func() any { return new(work) }
@@ -160,7 +165,7 @@ func (p *Picker) try(r *Request, pol policy.Policy, shadow *policy.Policy, expla
 		needs |= shadow.Needs
 	}
 	p.fit(w, r, needs)
-	p.affinity(w, r, pol.Needs, now)
+	p.facts(w, r, pol.Needs, now)
 	var full *Full
 	var choice fleet.Choice
 	id, ok := p.fleet.Decide(r.Session, now, func(last fleet.ID, known bool) (fleet.Choice, bool) {
@@ -178,6 +183,8 @@ func (p *Picker) try(r *Request, pol policy.Policy, shadow *policy.Policy, expla
 	if r.Reserve {
 		keys, life := p.predict(w, r, now)
 		p.outbox.charge(id, &choice, keys, life, now)
+		p.send(w, r, now)
+		p.delay.look(p.index, 1, now)
 	}
 	d = w.receipt(r, pol, view, now)
 	if r.Reserve {
@@ -185,13 +192,22 @@ func (p *Picker) try(r *Request, pol policy.Policy, shadow *policy.Policy, expla
 		d.ID = strconv.FormatUint(uint64(id), 16)
 	}
 	if shadow != nil {
-		p.affinity(w, r, shadow.Needs, now)
+		p.facts(w, r, shadow.Needs, now)
 		d.Shadow = w.shade(*shadow)
 		if explain {
 			other = w.receipt(r, *shadow, view, now)
 		}
 	}
 	return d, other, nil
+}
+
+// facts finds out what a policy asks for beyond load and cached tokens.
+func (p *Picker) facts(w *work, r *Request, needs policy.Needs, now time.Time) {
+	p.wanted.note(needs, now)
+	p.affinity(w, r, needs, now)
+	if needs&policy.NeedsHistory != 0 {
+		p.history(w, r, now)
+	}
 }
 
 // keep remembers what later decisions go by.
@@ -210,11 +226,17 @@ type Stats struct {
 	// Left counts the decisions by policies that keep owners that left one, by
 	// reason; at 0 all others.
 	Left [policy.LeftReasons]uint64
+	// Confirm is how long after its first token is due what was just sent is
+	// believed without an event.
+	Confirm time.Duration
+	// Sent is what was noted of prompts for members without an exact picture,
+	// and for policies that go by it.
+	Sent approx.Stats
 }
 
 // Stats returns the counts.
 func (p *Picker) Stats() Stats {
-	s := Stats{Unmeasured: p.unmeasured.Load()}
+	s := Stats{Unmeasured: p.unmeasured.Load(), Confirm: p.delay.confirm(), Sent: p.mirror.Stats()}
 	for i := range p.left {
 		s.Left[i] = p.left[i].Load()
 	}
@@ -251,4 +273,6 @@ func (p *Picker) Report(r Report, now time.Time) bool {
 func (p *Picker) Tick(now time.Time) {
 	p.speeds.learn(p.fleet.View(), now)
 	p.forecast.expire(now)
+	p.delay.look(p.index, probes, now)
+	p.follow(p.fleet.View(), now)
 }

@@ -38,6 +38,7 @@ func (p *Picker) prepare(w *work, r *Request, view *fleet.View, now time.Time) {
 	if known > 0 {
 		w.round.Rho = busy / known
 	}
+	w.round.Moved = false
 	w.round.Output, w.round.Length = float64(r.ExpectedOutput), r.Prompt.length()
 	n := len(w.candidates)
 	w.round.Candidates = slices.Grow(w.round.Candidates[:0], n)[:n]
@@ -55,6 +56,7 @@ func (p *Picker) prepare(w *work, r *Request, view *fleet.View, now time.Time) {
 			Uncached:  uncached,
 			Speed:     c.speed,
 			BlockSize: c.member.Info.BlockSize,
+			Sent:      c.sent,
 		}
 	}
 }

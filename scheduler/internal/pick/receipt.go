@@ -46,6 +46,9 @@ type Candidate struct {
 	// Adapter that the request will use; empty: the base model.
 	Adapter string
 	Cached  Cached
+	// Trust in what this answer says of the member's cache: that in its
+	// picture, or APPROXIMATE where what was sent there stands in for it.
+	Trust fleet.Trust
 	// Uncached tokens have to be computed.
 	Uncached int
 	Cost     policy.Cost
@@ -90,6 +93,7 @@ func (w *work) receipt(r *Request, pol policy.Policy, view *fleet.View, now time
 			Member:  c.member,
 			Adapter: c.adapter,
 			Cached:  Cached{c.gpu, c.host, c.disk, c.predicted},
+			Trust:   c.trust(),
 			Cost:    w.round.Costs[at],
 			Age:     max(0, now.Sub(c.member.Heard)),
 			LoadAge: -1,
@@ -105,6 +109,14 @@ func (w *work) receipt(r *Request, pol policy.Policy, view *fleet.View, now time
 	return d
 }
 
+// trust in what is believed cached there.
+func (c *candidate) trust() fleet.Trust {
+	if c.assumed {
+		return fleet.Approximate
+	}
+	return c.member.Picture.Trust
+}
+
 // fallback names what the answer lacks.
 func (w *work) fallback(r *Request, pol policy.Policy, view *fleet.View, now time.Time) string {
 	var lacks []string
@@ -117,7 +129,7 @@ func (w *work) fallback(r *Request, pol policy.Policy, view *fleet.View, now tim
 	for i := range w.candidates {
 		c := &w.candidates[i]
 		keyed = keyed || c.scope >= 0
-		trusted = trusted || c.member.Picture.Trust == fleet.Exact || c.member.Picture.Trust == fleet.Approximate
+		trusted = trusted || c.trust() == fleet.Exact || c.trust() == fleet.Approximate
 	}
 	switch {
 	case len(r.Prompt.Tokens) == 0 && r.Prompt.BlockSize == 0:
@@ -130,6 +142,8 @@ func (w *work) fallback(r *Request, pol policy.Policy, view *fleet.View, now tim
 		lacks = append(lacks, "block size of no candidate is known"+instead)
 	case !trusted:
 		lacks = append(lacks, "no picture of any candidate: load and earlier decisions only")
+	case best.assumed:
+		lacks = append(lacks, "picture of the first is "+best.member.Picture.Trust.String()+": what was sent there stands for it")
 	case best.member.Picture.Trust != fleet.Exact:
 		lacks = append(lacks, "picture of the first is "+best.member.Picture.Trust.String())
 	}

@@ -114,6 +114,9 @@ func (s *Service) rankingOf(d *pick.Decision, now time.Time) *pb.Ranking {
 		list[i] = &to.candidate
 		setMember(&to.member, c.Member)
 		s.setPicture(&to.picture, c.Member, now)
+		if c.Trust != c.Member.Picture.Trust {
+			to.picture.Trust, to.picture.Reason = trustOf(c.Trust), "no picture: what was sent there stands for it"
+		}
 		to.cached.Gpu, to.cached.Host = uint64(c.Cached.GPU), uint64(c.Cached.Host)
 		to.cached.Disk, to.cached.Predicted = uint64(c.Cached.Disk), uint64(c.Cached.Predicted)
 		to.cost.TotalMs, to.cost.WaitMs, to.cost.LoadMs = c.Cost.Total, c.Cost.Wait, c.Cost.Load

@@ -1,0 +1,102 @@
+package pick
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvscout/kvscout/protocol/blockkey"
+	"github.com/kvscout/kvscout/scheduler/internal/index"
+)
+
+const (
+	// probes of predictions may be open at a time, each of at most maxProbe
+	// blocks, for as long as a prediction may live at most.
+	probes   = 16
+	maxProbe = 1024
+	// firstConfirm is how long after the first token is due an event may take,
+	// until enough were seen. What was seen gives it afterwards: twice the
+	// 95th percentile, within limits.
+	firstConfirm           = 2 * time.Second
+	leastConfirm, mostLate = 50 * time.Millisecond, 10 * time.Second
+	enoughLate             = 20
+)
+
+// delay learns how long after the predicted first token the events of a prompt
+// arrive.
+type delay struct {
+	life atomic.Int64 // nanoseconds; 0: firstConfirm
+
+	mu     sync.Mutex // guards the rest; whoever finds it taken goes on
+	open   []probe
+	turn   int
+	late   [128]float64 // seconds, a ring
+	seen   int
+	depths []index.Depths
+	sorted []float64
+}
+
+// probe is a prediction that waits for its events.
+type probe struct {
+	member index.Member
+	keys   []blockkey.Key
+	due    time.Time
+}
+
+// confirm is how long after its first token is due a prediction is believed.
+func (d *delay) confirm() time.Duration {
+	if life := d.life.Load(); life > 0 {
+		return time.Duration(life)
+	}
+	return firstConfirm
+}
+
+// watch waits for the events of a prompt that is not there yet.
+func (d *delay) watch(m index.Member, keys []blockkey.Key, due time.Time) {
+	if len(keys) == 0 || len(keys) > maxProbe || !d.mu.TryLock() {
+		return
+	}
+	defer d.mu.Unlock()
+	if len(d.open) < probes {
+		d.open = append(d.open, probe{m, slices.Clone(keys), due})
+	}
+}
+
+// look asks the index for so many of the open probes.
+func (d *delay) look(x *index.Index, count int, now time.Time) {
+	if !d.mu.TryLock() {
+		return
+	}
+	defer d.mu.Unlock()
+	for range min(count, len(d.open)) {
+		d.turn = (d.turn + 1) % len(d.open)
+		o := &d.open[d.turn]
+		d.depths = x.Match(o.keys, d.depths[:0])
+		there := false
+		for i := range d.depths {
+			there = there || d.depths[i].Member == o.member && int(d.depths[i].Depth[index.LaneGPU]) == len(o.keys)
+		}
+		if there {
+			d.late[d.seen%len(d.late)] = max(0, now.Sub(o.due).Seconds())
+			d.seen++
+			d.fit()
+		}
+		if there || now.Sub(o.due) > maxForecastLife {
+			d.open = slices.Delete(d.open, d.turn, d.turn+1)
+			if len(d.open) == 0 {
+				return
+			}
+		}
+	}
+}
+
+func (d *delay) fit() {
+	if d.seen < enoughLate {
+		return
+	}
+	d.sorted = append(d.sorted[:0], d.late[:min(d.seen, len(d.late))]...)
+	slices.Sort(d.sorted)
+	late := 2 * time.Duration(d.sorted[len(d.sorted)*95/100]*float64(time.Second))
+	d.life.Store(int64(min(max(late, leastConfirm), mostLate)))
+}

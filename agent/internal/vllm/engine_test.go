@@ -2,6 +2,7 @@ package vllm
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"io"
 	"log/slog"
@@ -26,6 +27,8 @@ type testEngine struct {
 	topic   string
 	// repliesWithTopic is the reply form since 0.26.
 	repliesWithTopic bool
+	// answers is ZMTP 3.1, with PING; mute (guarded by mu) leaves them unanswered.
+	answers, mute bool
 	// keep bounds the ring; 0: no bound.
 	keep int
 
@@ -107,7 +110,7 @@ func (e *testEngine) listen(addr, kind string, serve func(net.Conn, *bufio.Reade
 			go func() {
 				defer e.wg.Done()
 				defer c.Close()
-				if r := greet(c, kind); r != nil {
+				if r := e.greet(c, kind); r != nil {
 					serve(c, r)
 				}
 			}()
@@ -124,7 +127,7 @@ func (e *testEngine) dialOut() {
 		c, err = net.Dial("tcp", e.pubAddr)
 		return err == nil
 	})
-	r := greet(c, "PUB")
+	r := e.greet(c, "PUB")
 	e.mu.Lock()
 	e.conns = append(e.conns, c)
 	e.mu.Unlock()
@@ -213,7 +216,17 @@ func (e *testEngine) subscriber(c net.Conn, r *bufio.Reader) {
 	e.mu.Lock()
 	e.subs = append(e.subs, c)
 	e.mu.Unlock()
-	_, _ = io.Copy(io.Discard, r)
+	for {
+		flags, body, err := readFrame(r)
+		if err != nil {
+			return
+		}
+		e.mu.Lock()
+		if flags&4 != 0 && bytes.HasPrefix(body, []byte("\x04PING")) && !e.mute {
+			_, _ = c.Write([]byte("\x04\x05\x04PONG"))
+		}
+		e.mu.Unlock()
+	}
 }
 
 func (e *testEngine) subscribers() int {
@@ -270,9 +283,12 @@ func (e *testEngine) router(c net.Conn, r *bufio.Reader) {
 func be(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
 
 // greet does the server's half of a ZMTP 3.0 handshake.
-func greet(c net.Conn, kind string) *bufio.Reader {
+func (e *testEngine) greet(c net.Conn, kind string) *bufio.Reader {
 	hello := make([]byte, 64)
 	hello[0], hello[9], hello[10] = 0xff, 0x7f, 3
+	if e.answers {
+		hello[11] = 1
+	}
 	copy(hello[12:], "NULL")
 	ready := append([]byte("\x05READY\x0bSocket-Type\x00\x00\x00"), byte(len(kind)))
 	ready = append(ready, kind...)
@@ -321,113 +337,6 @@ func write(c net.Conn, frames ...[]byte) {
 	_, _ = c.Write(out) // a dead peer is the test's business
 }
 
-// picture is a Sink that keeps the set of held hashes.
-type picture struct {
-	mu     sync.Mutex // guards all below
-	held   map[uint64]int
-	lives  []string
-	trust  Trust
-	reason string
-	states []Trust
-
-	mark    Mark
-	saved   map[uint64]int // of another process
-	resumed int
-}
-
-func (p *picture) NewLife(reason string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.held, p.lives = nil, append(p.lives, reason)
-}
-
-func (p *picture) Resume() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.resumed++
-	p.held, p.saved = p.saved, nil
-}
-
-func (p *picture) Apply(at Mark, b Batch) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.mark = at
-	if p.held == nil {
-		p.held = make(map[uint64]int)
-	}
-	for _, e := range b.Events {
-		for _, h := range e.Store.Hashes {
-			p.held[h]++
-		}
-		for _, h := range e.Remove.Hashes {
-			if p.held[h]--; p.held[h] <= 0 {
-				delete(p.held, h)
-			}
-		}
-		if e.Kind == Cleared {
-			clear(p.held)
-		}
-	}
-}
-
-func (p *picture) State(t Trust, reason string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.trust, p.reason = t, reason
-	p.states = append(p.states, t)
-}
-
-func (p *picture) hashes() []uint64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var out []uint64
-	for h := range p.held {
-		out = append(out, h)
-	}
-	slices.Sort(out)
-	return out
-}
-
-func (p *picture) worth() Trust {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.trust
-}
-
-// said says whether a state was ever told.
-func (p *picture) said(trust Trust) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return slices.Contains(p.states, trust)
-}
-
-// doubted says whether a picture that was exact became doubtful.
-func (p *picture) doubted() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	exact := slices.Index(p.states, Exact)
-	return exact >= 0 && slices.Contains(p.states[exact:], Syncing)
-}
-
-func (p *picture) why() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.reason
-}
-
-// ended are the reasons of all new lives.
-func (p *picture) ended() []string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return slices.Clone(p.lives)
-}
-
-func (p *picture) count() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.lives)
-}
-
 // follow starts a Tail on the engine; it ends with the test.
 func follow(t *testing.T, e *testEngine) (*picture, *Tail) {
 	t.Helper()
@@ -470,22 +379,6 @@ func eventually(t *testing.T, what string, condition func() bool) {
 	for !condition() {
 		if time.Now().After(deadline) {
 			t.Fatalf("never: %s", what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
-// settles waits until the picture holds exactly the hashes, with this trust.
-func (p *picture) settles(t *testing.T, trust Trust, hashes ...uint64) {
-	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for {
-		got, worth := p.hashes(), p.worth()
-		if worth == trust && slices.Equal(got, hashes) {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("holds %v with trust %d (%q, lives %q), want %v with %d", got, worth, p.why(), p.ended(), hashes, trust)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}

@@ -21,6 +21,9 @@ const (
 	// replayTries in a row without progress, then the replay is given up.
 	replayTries = 3
 	replayPause = 50 * time.Millisecond
+	// checkSilence bounds a check of a stream that is believed whole: live
+	// messages wait meanwhile.
+	checkSilence = 300 * time.Millisecond
 	// compareWithin bounds the time in which an engine must prove that it is
 	// the one we knew. Later is too late: its old picture is believed meanwhile.
 	compareWithin = 800 * time.Millisecond
@@ -30,6 +33,7 @@ var (
 	errNoReplay = errors.New("the engine has no replay socket")
 	errSilent   = errors.New("no end of the replay")
 	errHole     = errors.New("hole in the replay")
+	errForeign  = errors.New("the newest known batch is not the engine's")
 	errReply    = errors.New("reply without sequence or payload")
 )
 
@@ -151,56 +155,78 @@ func (t *Tail) due(sequence uint64, payload []byte) error {
 	return nil
 }
 
-// catchUp replays from the batch that is due until nothing more comes. head is
-// the sequence of a live message that waits, 0 if there is none.
+// once asks for everything behind the newest known batch and applies it. The
+// request begins with that batch: the answer counts only if it does so too, and
+// with the same content, because the engine may have become another since.
 //
-// Replies lose messages, mostly in the middle or at the end: what is missing
-// is asked for again. The first message of a reply cannot get lost, so when
-// two replies in a row begin too late, the engine does not have the rest.
-func (t *Tail) catchUp(ctx context.Context, head uint64) error {
+// late says that the request before was answered from a later batch on: then
+// what lies between is given up, now it only makes the answer too late.
+func (t *Tail) once(ctx context.Context, silence time.Duration, late bool) (tooLate bool, err error) {
+	from := t.want
+	if t.any {
+		from = t.last
+	}
+	began := false
+	err = t.replay(ctx, from, silence, func(sequence uint64, payload []byte) error {
+		if began {
+			return t.due(sequence, payload)
+		}
+		switch {
+		case sequence <= from && t.foreign(sequence, payload):
+			return errForeign
+		case sequence < from:
+			return nil
+		case sequence > from:
+			if tooLate = true; !late {
+				return errHole
+			}
+			t.lose(sequence)
+		}
+		began = true
+		return t.due(sequence, payload)
+	})
+	if err == nil && !began && t.any {
+		err = errForeign // it has not come that far
+	}
+	return tooLate, err
+}
+
+// catchUp replays until nothing more comes. head is the sequence of a live
+// message that waits, 0 if there is none. A live stream that speaks again shows
+// by itself what is missing.
+//
+// Replies lose messages in the middle or at the end, even before an end marker
+// that arrives: only an answer without anything new says that there is no more.
+// The first message of a reply cannot get lost, so when two replies in a row
+// begin too late, the engine does not have the rest.
+func (t *Tail) catchUp(ctx context.Context, head uint64, live *feed) error {
 	if t.at.Load().replay == "" {
 		return errNoReplay
 	}
-	late := false // the reply before began too late
+	late := false // the reply before began too late, or ended before head
 	for tries := 0; ; {
 		before := t.want
-		began := false
-		tooLate := false
-		err := t.replay(ctx, t.want, replaySilence, func(sequence uint64, payload []byte) error {
-			if !began && sequence > t.want {
-				tooLate = true
-				if !late {
-					return errHole
-				}
-				t.lose(sequence)
-			}
-			began = true
-			return t.due(sequence, payload)
-		})
+		tooLate, err := t.once(ctx, replaySilence, late)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case err == nil && (head == 0 || t.want >= head || late && !tooLate):
+		case errors.Is(err, errForeign):
+			return err
+		case head != 0 && t.want >= head:
 			return nil
-		case err == nil && !tooLate:
-			// The end, although a newer batch has been sent: ask once more.
-			late = true
-		default:
-			late = tooLate && t.want == before
-		}
-		if t.want == before {
-			if tries++; tries >= replayTries {
-				if err == nil {
-					return nil
-				}
-				return err
+		case t.want != before:
+			tries, late = 0, false
+			if head == 0 && err == nil && len(live.messages) > 0 {
+				return nil
 			}
-			sleep(ctx, replayPause)
-		} else {
-			tries = 0
-		}
-		if head != 0 && t.want >= head {
+			continue
+		case err == nil && !tooLate && (head == 0 || late):
 			return nil
 		}
+		late = tooLate || err == nil
+		if tries++; tries >= replayTries {
+			return err
+		}
+		sleep(ctx, replayPause)
 	}
 }

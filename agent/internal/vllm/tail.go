@@ -128,10 +128,9 @@ type sum struct {
 
 // Pace of a Tail.
 const (
-	redialEvery     = 50 * time.Millisecond // in the first seconds
-	redialFast      = 10 * time.Second
-	redialSlow      = 250 * time.Millisecond
-	streamHeartbeat = 5 * time.Second
+	redialEvery = 50 * time.Millisecond // in the first seconds
+	redialFast  = 10 * time.Second
+	redialSlow  = 250 * time.Millisecond
 	// bornWithin is the time after a refused connection in which a new engine
 	// cannot have served anything yet: from its sockets to its first request an
 	// engine takes seconds. An agent that was stopped meanwhile knows nothing.
@@ -152,7 +151,7 @@ func NewTail(cfg TailConfig) (*Tail, error) {
 		cfg: cfg,
 		opt: zmtp.Options{
 			Type: zmtp.SUB, Topics: [][]byte{[]byte(cfg.Topic)}, MaxMessage: maxMessage,
-			HandshakeTimeout: 2 * time.Second, Heartbeat: streamHeartbeat,
+			HandshakeTimeout: 2 * time.Second, Heartbeat: pingAfter, HeartbeatTimeout: deadAfter,
 		},
 		restart: make(chan string, 1),
 		whole:   true,
@@ -286,146 +285,6 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// session is the time of one connection.
-type session struct {
-	live *feed
-	any  bool
-	last uint64 // newest sequence seen on this connection
-}
-
-func (t *Tail) session(ctx context.Context, conn *zmtp.Conn) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	s := &session{live: newFeed(ctx, conn)}
-	defer func() {
-		cancel()
-		<-s.live.lost
-		t.count(func(st *TailStats) { st.Connected = false })
-		t.setState(Syncing, "connection to the engine's event stream lost")
-	}()
-	t.count(func(st *TailStats) { st.Connections++; st.Connected = true })
-	t.cfg.Log.Info("event stream connected", "endpoint", t.at.Load().events)
-	// A replay ends with the connection: what it says is then about to be void.
-	replayCtx, stop := context.WithCancel(ctx)
-	defer stop()
-	go func() {
-		select {
-		case <-s.live.lost:
-			stop()
-		case <-replayCtx.Done():
-		}
-	}()
-	if !t.begin(replayCtx) {
-		return
-	}
-	t.follow(replayCtx, s)
-	if ctx.Err() == nil {
-		t.cfg.Log.Warn("event stream ended", "endpoint", t.at.Load().events, "error", s.live.err)
-	}
-}
-
-// begin finds out whether the engine at the other end is the one that was
-// known, and catches up with it. It is false when the connection has ended.
-func (t *Tail) begin(ctx context.Context) bool {
-	select {
-	case why := <-t.restart:
-		t.newLife(why)
-	default:
-	}
-	if t.any {
-		if why := t.compare(ctx); why != "" {
-			if ctx.Err() != nil {
-				return false // undecided: the next connection decides
-			}
-			t.newLife(why)
-		}
-	} else {
-		t.want, t.whole = 0, true
-	}
-	t.blind = false
-	if err := t.catchUp(ctx, 0); err != nil {
-		if ctx.Err() != nil {
-			return false
-		}
-		t.blind = !t.any && !t.born
-	}
-	t.settle()
-	return true
-}
-
-// follow applies the live stream until it ends or a restart is asked for.
-func (t *Tail) follow(ctx context.Context, s *session) {
-	for {
-		select {
-		case m, ok := <-s.live.messages:
-			if !ok {
-				return
-			}
-			t.live(ctx, s, m.Frames)
-			s.live.done(m)
-			if ctx.Err() != nil {
-				return
-			}
-		case why := <-t.restart:
-			t.newLife(why)
-			return
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// live takes one message of the stream: topic, sequence, payload.
-func (t *Tail) live(ctx context.Context, s *session, frames [][]byte) {
-	if len(frames) < 3 || len(frames[1]) != 8 {
-		t.count(func(st *TailStats) { st.Malformed++ })
-		return
-	}
-	sequence, payload := bigEndian(frames[1]), frames[2]
-	if sequence == endMarker {
-		t.count(func(st *TailStats) { st.Malformed++ })
-		return
-	}
-	switch {
-	case s.any && sequence <= s.last:
-		// One connection keeps the order, so numbers fall only with a new life.
-		t.newLife(fmt.Sprintf("sequence fell from %d to %d", s.last, sequence))
-	case sequence < t.want && t.foreign(sequence, payload):
-		t.newLife(fmt.Sprintf("batch %d differs from its replay", sequence))
-	}
-	s.any, s.last = true, sequence
-	if sequence > t.want {
-		t.fill(ctx, sequence)
-	}
-	if ctx.Err() != nil {
-		return
-	}
-	if sequence >= t.want {
-		t.apply(sequence, payload, false)
-		t.blind = false
-	}
-	t.settle()
-}
-
-// fill closes the gap before head, or gives up what lies in it.
-func (t *Tail) fill(ctx context.Context, head uint64) {
-	if !t.blind {
-		t.count(func(st *TailStats) { st.Gaps++ })
-		t.cfg.Log.Warn("gap in the event stream", "from", t.want, "to", head-1)
-	}
-	if t.at.Load().replay != "" {
-		t.setState(Syncing, fmt.Sprintf("replaying from batch %d", t.want))
-	}
-	if err := t.catchUp(ctx, head); ctx.Err() != nil {
-		return
-	} else if err != nil {
-		t.cfg.Log.Warn("replay gave up", "from", t.want, "error", err)
-	}
-	if t.want < head {
-		t.lose(head)
-	}
-}
-
 // apply hands on the batch that is due.
 func (t *Tail) apply(sequence uint64, payload []byte, replayed bool) {
 	digest := xxhash.Sum64(payload)
@@ -489,24 +348,35 @@ func (t *Tail) confirm() {
 	t.cfg.Sink.Resume()
 }
 
-// lose gives up all batches before next. A removal may have been among them,
-// so what is held is held no longer for sure: forget, and go on from next with
-// a picture that lacks blocks but has none too many.
+// lose gives up all batches before next.
 func (t *Tail) lose(next uint64) {
 	lost := next - t.want
-	why := fmt.Sprintf("batches %d to %d are lost", t.want, next-1)
 	t.count(func(st *TailStats) { st.LostBatches += lost })
+	why := fmt.Sprintf("batches %d to %d are lost", t.want, next-1)
+	if lost == 0 {
+		why = "the engine does not keep the last known batch any more"
+	}
+	t.forget(why)
+	t.want = next
+}
+
+// forget follows from batches that are not known: a removal may have been among
+// them, so what is held is held no longer for sure. What comes makes a picture
+// that lacks blocks but has none too many.
+func (t *Tail) forget(why string) {
 	if t.dirty {
-		t.cfg.Log.Warn("events lost, forgetting the picture", "from", t.want, "to", next-1)
+		t.cfg.Log.Warn("events lost, forgetting the picture", "why", why)
 		t.cfg.Sink.NewLife(why)
 		t.dirty = false
 	}
-	t.want, t.whole = next, false
+	t.whole = false
 }
 
 // settle says what the picture is worth between two messages.
 func (t *Tail) settle() {
 	switch {
+	case len(t.restart) > 0:
+		// The picture is about to begin anew.
 	case t.blind:
 		t.setState(Approximate, "no replay: what the engine sent before the agent came is not known")
 	case !t.whole:

@@ -203,7 +203,7 @@ func TestRestartAtTheSameAddress(t *testing.T) {
 			}
 			eventually(t, "first life", func() bool { return len(p.hashes()) == 4 })
 			e.kill()
-			eventually(t, "doubt", func() bool { return p.worth() == Syncing })
+			eventually(t, "the end of the first life", func() bool { return p.count() == 1 })
 			began := time.Now()
 			e.startWith(c.batches)
 			p.settles(t, c.trust, c.held...)

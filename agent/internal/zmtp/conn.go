@@ -22,8 +22,8 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interv
 
 // Conn is one connection to one peer.
 //
-//   - One goroutine at a time calls Recv and SetReadDeadline. Send, Stats and
-//     Close may be called by any, at any time.
+//   - One goroutine at a time calls Recv and SetReadDeadline. Send, Stats,
+//     Unanswered and Close may be called by any, at any time.
 //   - The first failure closes the connection and is what every later call
 //     returns. The only error to go on after is a passed read deadline.
 //   - PINGs are answered, and sent, while Recv runs. Nothing runs in between:
@@ -56,6 +56,8 @@ type Conn struct {
 
 	failMu sync.Mutex // guards failed
 	failed error
+
+	askedAt atomic.Int64 // Unix nanoseconds of a PING without a sign of life since; 0: none
 
 	messages, bytes, pings, pongs, ignored atomic.Uint64
 }
@@ -244,6 +246,9 @@ func (c *Conn) wait(p []byte) (int, error) {
 		}
 		n, err := c.conn.Read(p)
 		if n > 0 {
+			if c.pinged {
+				c.askedAt.Store(0)
+			}
 			c.silence, c.pinged = 0, false
 			return n, err
 		}
@@ -259,6 +264,7 @@ func (c *Conn) wait(p []byte) (int, error) {
 				return 0, fmt.Errorf("send PING: %w", err)
 			}
 			c.pinged = true
+			c.askedAt.Store(time.Now().UnixNano())
 		}
 		if !c.deadline.IsZero() && !time.Now().Before(c.deadline) {
 			return 0, os.ErrDeadlineExceeded
@@ -280,6 +286,16 @@ func (c *Conn) patience() time.Duration {
 		d = c.ttl
 	}
 	return d
+}
+
+// Unanswered is the time since a PING was sent that nothing has come after; 0
+// when there is none. Whoever does not read lets answers wait, too.
+func (c *Conn) Unanswered() time.Duration {
+	at := c.askedAt.Load()
+	if at == 0 {
+		return 0
+	}
+	return time.Duration(time.Now().UnixNano() - at)
 }
 
 // SetReadDeadline makes Recv return os.ErrDeadlineExceeded at t; the zero time

@@ -1,0 +1,143 @@
+package vllm
+
+import (
+	"slices"
+	"sync"
+	"testing"
+	"time"
+)
+
+// picture is a Sink that keeps the set of held hashes.
+type picture struct {
+	mu     sync.Mutex // guards all below
+	held   map[uint64]int
+	lives  []string
+	trust  Trust
+	reason string
+	states []Trust
+	never  uint64 // hash that an exact picture must not hold
+	lies   int    // how often one did
+
+	mark    Mark
+	saved   map[uint64]int // of another process
+	resumed int
+}
+
+func (p *picture) NewLife(reason string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.held, p.lives = nil, append(p.lives, reason)
+}
+
+func (p *picture) Resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.resumed++
+	p.held, p.saved = p.saved, nil
+}
+
+func (p *picture) Apply(at Mark, b Batch) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mark = at
+	if p.held == nil {
+		p.held = make(map[uint64]int)
+	}
+	for _, e := range b.Events {
+		for _, h := range e.Store.Hashes {
+			p.held[h]++
+		}
+		for _, h := range e.Remove.Hashes {
+			if p.held[h]--; p.held[h] <= 0 {
+				delete(p.held, h)
+			}
+		}
+		if e.Kind == Cleared {
+			clear(p.held)
+		}
+	}
+}
+
+func (p *picture) State(t Trust, reason string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.trust, p.reason = t, reason
+	p.states = append(p.states, t)
+	if _, held := p.held[p.never]; held && t == Exact {
+		p.lies++
+	}
+}
+
+// forbid says that from the next change of state on the hash is no longer held.
+func (p *picture) forbid(hash uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.never = hash
+}
+
+func (p *picture) hashes() []uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []uint64
+	for h := range p.held {
+		out = append(out, h)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (p *picture) worth() Trust {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.trust
+}
+
+// said says whether a state was ever told.
+func (p *picture) said(trust Trust) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Contains(p.states, trust)
+}
+
+// doubted says whether a picture that was exact became doubtful.
+func (p *picture) doubted() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	exact := slices.Index(p.states, Exact)
+	return exact >= 0 && slices.Contains(p.states[exact:], Syncing)
+}
+
+func (p *picture) why() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.reason
+}
+
+// ended are the reasons of all new lives.
+func (p *picture) ended() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.lives)
+}
+
+func (p *picture) count() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.lives)
+}
+
+// settles waits until the picture holds exactly the hashes, with this trust.
+func (p *picture) settles(t *testing.T, trust Trust, hashes ...uint64) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		got, worth := p.hashes(), p.worth()
+		if worth == trust && slices.Equal(got, hashes) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("holds %v with trust %d (%q, lives %q), want %v with %d", got, worth, p.why(), p.ended(), hashes, trust)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}

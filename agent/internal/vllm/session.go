@@ -1,0 +1,255 @@
+package vllm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvscout/kvscout/agent/internal/zmtp"
+)
+
+const (
+	// pingAfter is the silence after which the engine's socket is asked for a
+	// sign of life. Without one for silentFor the picture is in doubt; for
+	// deadAfter, and the connection is over. The socket answers from a thread of
+	// its own, however busy the engine is.
+	pingAfter = 300 * time.Millisecond
+	silentFor = 400 * time.Millisecond
+	deadAfter = 10 * time.Second
+	// lookEvery is how often a session looks for what no message tells.
+	// A stream is quiet after quietLooks; a check that failed is made again after
+	// checkAgain more.
+	lookEvery  = 100 * time.Millisecond
+	quietLooks = 3
+	checkAgain = 20
+	// stoppedFor is the time between two looks that means that this process was
+	// stopped.
+	stoppedFor = time.Second
+)
+
+// session is the time of one connection.
+type session struct {
+	live *feed
+	any  bool
+	last uint64 // newest sequence seen on this connection
+
+	looked  time.Time // last
+	idle    int       // looks since the last message
+	checked bool      // that nothing was lost, be it before the subscription counted
+	silent  bool      // the engine does not answer at present
+}
+
+func (t *Tail) session(ctx context.Context, conn *zmtp.Conn) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s := &session{live: newFeed(ctx, conn), looked: time.Now()}
+	defer func() {
+		cancel()
+		<-s.live.lost
+		t.count(func(st *TailStats) { st.Connected = false })
+		t.setState(Syncing, "connection to the engine's event stream lost")
+	}()
+	t.count(func(st *TailStats) { st.Connections++; st.Connected = true })
+	t.cfg.Log.Info("event stream connected", "endpoint", t.at.Load().events)
+	// A replay ends with the connection: what it says is then about to be void.
+	replayCtx, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() {
+		select {
+		case <-s.live.lost:
+			stop()
+		case <-replayCtx.Done():
+		}
+	}()
+	if !t.begin(replayCtx, s.live) {
+		return
+	}
+	t.follow(replayCtx, s)
+	if ctx.Err() == nil {
+		t.cfg.Log.Warn("event stream ended", "endpoint", t.at.Load().events, "error", s.live.err)
+	}
+}
+
+// begin finds out whether the engine at the other end is the one that was
+// known, and catches up with it. It is false when the connection has ended.
+func (t *Tail) begin(ctx context.Context, live *feed) bool {
+	select {
+	case why := <-t.restart:
+		t.newLife(why)
+	default:
+	}
+	if t.any {
+		if why := t.compare(ctx); why != "" {
+			if ctx.Err() != nil {
+				return false // undecided: the next connection decides
+			}
+			t.newLife(why)
+		}
+	} else {
+		t.want, t.whole = 0, true
+	}
+	return t.reach(ctx, live)
+}
+
+// reach catches up with the engine and says what the picture is worth then. It
+// is false when this connection says nothing more.
+func (t *Tail) reach(ctx context.Context, live *feed) bool {
+	t.blind = false
+	err := t.catchUp(ctx, 0, live)
+	switch {
+	case ctx.Err() != nil:
+		return false
+	case errors.Is(err, errForeign):
+		t.newLife(err.Error())
+		return false
+	case err != nil && t.any:
+		// What the engine has sent since cannot be had: removals, too.
+		t.cfg.Log.Warn("replay gave up", "from", t.want, "error", err)
+		t.forget(fmt.Sprintf("what came behind batch %d cannot be replayed", t.last))
+	case err != nil:
+		t.blind = !t.born
+	}
+	t.settle()
+	return true
+}
+
+// follow applies the live stream until it ends or a restart is asked for.
+func (t *Tail) follow(ctx context.Context, s *session) {
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for {
+		select {
+		case m, ok := <-s.live.messages:
+			if !ok {
+				return
+			}
+			goOn := t.live(ctx, s, m.Frames)
+			s.live.done(m)
+			if ctx.Err() != nil || !goOn {
+				return
+			}
+		case now := <-look.C:
+			if !t.look(ctx, s, now) {
+				return
+			}
+		case why := <-t.restart:
+			t.newLife(why)
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// look sees what no message tells: that the engine does not answer, and that
+// the newest batches got lost. It is false when the session is over.
+func (t *Tail) look(ctx context.Context, s *session, now time.Time) bool {
+	if now.Sub(s.looked) > stoppedFor {
+		s.checked = false // nobody read meanwhile: the engine may have dropped
+	}
+	s.looked = now
+	switch silent := s.live.conn.Unanswered() > silentFor; {
+	case silent:
+		s.silent, s.checked = true, false
+		t.setState(Syncing, "the engine's event socket does not answer")
+		return true
+	case s.silent && len(s.live.messages) == 0:
+		s.silent = false // what it sent before its answer has been applied
+		t.settle()
+	}
+	s.idle++
+	if s.checked || s.idle < quietLooks || len(s.live.messages) > 0 || t.at.Load().replay == "" {
+		return true
+	}
+	return t.check(ctx, s)
+}
+
+// check asks a quiet engine whether the newest batch applied is its newest. One
+// that got lost with none behind it would never be missed.
+func (t *Tail) check(ctx context.Context, s *session) bool {
+	before := t.want
+	tooLate, err := t.once(ctx, checkSilence, false)
+	switch {
+	case ctx.Err() != nil:
+		return false
+	case errors.Is(err, errForeign):
+		t.newLife(err.Error())
+		return false
+	case t.want != before, tooLate, err == nil && t.blind:
+		if !t.blind {
+			t.count(func(st *TailStats) { st.Gaps++ })
+			t.cfg.Log.Warn("the newest batches were lost", "from", before)
+		}
+		t.setState(Syncing, fmt.Sprintf("replaying from batch %d", before))
+		s.checked = true
+		return t.reach(ctx, s.live)
+	case err != nil:
+		s.idle = -checkAgain
+	default:
+		s.checked = true
+	}
+	return true
+}
+
+// live takes one message of the stream: topic, sequence, payload. It is false
+// when the session is over.
+func (t *Tail) live(ctx context.Context, s *session, frames [][]byte) bool {
+	s.idle, s.checked = 0, false
+	if len(frames) < 3 || len(frames[1]) != 8 {
+		t.count(func(st *TailStats) { st.Malformed++ })
+		return true
+	}
+	sequence, payload := bigEndian(frames[1]), frames[2]
+	if sequence == endMarker {
+		t.count(func(st *TailStats) { st.Malformed++ })
+		return true
+	}
+	switch {
+	case s.any && sequence <= s.last:
+		// One connection keeps the order, so numbers fall only with a new life.
+		t.newLife(fmt.Sprintf("sequence fell from %d to %d", s.last, sequence))
+	case sequence < t.want && t.foreign(sequence, payload):
+		t.newLife(fmt.Sprintf("batch %d differs from its replay", sequence))
+	}
+	s.any, s.last = true, sequence
+	if sequence > t.want {
+		if err := t.fill(ctx, sequence, s.live); errors.Is(err, errForeign) {
+			t.newLife(err.Error())
+			return false
+		}
+	}
+	if ctx.Err() != nil {
+		return false
+	}
+	if sequence >= t.want {
+		t.apply(sequence, payload, false)
+		t.blind = false
+	}
+	if !s.silent || len(s.live.messages) == 0 {
+		t.settle()
+	}
+	return true
+}
+
+// fill closes the gap before head, or gives up what lies in it.
+func (t *Tail) fill(ctx context.Context, head uint64, live *feed) error {
+	if !t.blind {
+		t.count(func(st *TailStats) { st.Gaps++ })
+		t.cfg.Log.Warn("gap in the event stream", "from", t.want, "to", head-1)
+	}
+	if t.at.Load().replay != "" {
+		t.setState(Syncing, fmt.Sprintf("replaying from batch %d", t.want))
+	}
+	err := t.catchUp(ctx, head, live)
+	switch {
+	case ctx.Err() != nil, errors.Is(err, errForeign):
+		return err
+	case err != nil:
+		t.cfg.Log.Warn("replay gave up", "from", t.want, "error", err)
+	}
+	if t.want < head {
+		t.lose(head)
+	}
+	return nil
+}

@@ -80,7 +80,8 @@ type Config struct {
 
 	// Listen is the address of /healthz, /readyz and /metrics; empty: none.
 	Listen string
-	// Heartbeat is the time between two signs of life; 1 s.
+	// Heartbeat is the time between two signs of life; 300 ms. Schedulers doubt
+	// who misses three of them.
 	Heartbeat time.Duration
 	// Probe is the time between two looks at the engine's metrics; 1 s.
 	Probe time.Duration
@@ -113,7 +114,7 @@ const (
 // Defaults returns a Config with every default filled in that does not depend
 // on another value.
 func Defaults() Config {
-	return Config{Pool: "default", Engine: defaultEngine, Namespace: "default", Heartbeat: time.Second, Probe: time.Second}
+	return Config{Pool: "default", Engine: defaultEngine, Namespace: "default", Heartbeat: protocol.HeartbeatEvery, Probe: time.Second}
 }
 
 func (c Config) withDefaults() Config {

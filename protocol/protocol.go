@@ -7,7 +7,7 @@
 //
 // An agent stands beside one rank of one engine (a member) and owns the truth
 // about that rank's KV cache. It publishes every change of that truth, says
-// once a second what the truth must look like, and answers whoever asks for
+// three times a second what the truth must look like, and answers whoever asks for
 // the whole of it. Nothing is stored in between: a scheduler that starts, or
 // that has lost something, asks.
 //
@@ -123,8 +123,9 @@ const (
 	MaxNames = 1 << 10
 )
 
-// HeartbeatEvery is the usual time between two heartbeats of a member.
-const HeartbeatEvery = time.Second
+// HeartbeatEvery is the usual time between two heartbeats of a member. A message
+// says how long it really is.
+const HeartbeatEvery = 300 * time.Millisecond
 
 // Held is what a member holds, lane by lane: how many keys, and the XOR of
 // their digests.

@@ -117,7 +117,7 @@ func parse(args []string, getenv func(string) string, out io.Writer) (agent.Conf
 	fs.StringVar(&cfg.StateDir, "state-dir", cfg.StateDir, "`folder`, an emptyDir of the pod, for a file that lets an agent which restarts alone go on where it was; empty: none")
 	fs.DurationVar(&cfg.Audit, "audit", cfg.Audit, "`time` between two one-token requests to an idle engine that check whether a prefix believed held really is; each evicts at most two of the least used blocks; 0: none")
 	fs.StringVar(&cfg.Listen, "listen", cfg.Listen, "`host:port` for /healthz, /readyz and /metrics; empty: none")
-	fs.DurationVar(&cfg.Heartbeat, "heartbeat", cfg.Heartbeat, "`time` between two heartbeats to the schedulers")
+	fs.DurationVar(&cfg.Heartbeat, "heartbeat", cfg.Heartbeat, "`time` between two heartbeats to the schedulers, which doubt who misses three")
 	fs.DurationVar(&cfg.Probe, "probe", cfg.Probe, "`time` between two looks at the engine's metrics")
 	fs.TextVar(&level, "log-level", level, "`level`: debug, info, warn or error")
 	fs.StringVar(&format, "log-format", format, "`form` of the log: text or json")

@@ -55,7 +55,8 @@ type Config struct {
 	Picture Picture
 	// Tick is the least time between two deltas; 1 ms.
 	Tick time.Duration
-	// HeartbeatEvery is the most time between two heartbeats; 1 s.
+	// HeartbeatEvery is the most time between two heartbeats;
+	// protocol.HeartbeatEvery.
 	HeartbeatEvery time.Duration
 	// Log of what happens to the connection; nil: nowhere.
 	Log *slog.Logger

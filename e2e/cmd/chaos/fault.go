@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/wire"
+	"github.com/kvscout/kvscout/protocol"
 )
 
 const (
@@ -346,13 +347,13 @@ func (m *member) network(do func(*wire.Proxy)) {
 }
 
 // lies is how long answers may be wrong and call themselves EXACT. A fault that
-// makes no noise shows at the next heartbeat, or when two have not come.
+// makes no noise shows at the next heartbeat, or when three have not come.
 func (s *strike) lies() time.Duration {
 	switch {
 	case s.fault.unheard:
 		return s.f.o.limit(s.f.o.heartbeat + settling)
 	case s.fault.silent:
-		return s.f.o.limit(2*time.Second + settling)
+		return s.f.o.limit(3*max(s.f.o.heartbeat, protocol.HeartbeatEvery) + settling)
 	}
 	return s.f.o.limit(flight)
 }

@@ -18,6 +18,8 @@ import (
 	"os/signal"
 	"syscall"
 	"time"
+
+	"github.com/kvscout/kvscout/protocol"
 )
 
 // options are the flags.
@@ -38,7 +40,7 @@ func main() {
 	flag.IntVar(&o.faults, "faults", 1000, "how many faults")
 	flag.Uint64Var(&o.seed, "seed", rand.Uint64()>>44, "seed of the faults and the load")
 	flag.IntVar(&o.engines, "engines", 6, "engines of the fleet")
-	flag.DurationVar(&o.heartbeat, "heartbeat", time.Second, "time between two heartbeats of an agent")
+	flag.DurationVar(&o.heartbeat, "heartbeat", protocol.HeartbeatEvery, "time between two heartbeats of an agent")
 	flag.Float64Var(&o.slack, "slack", 1, "times that all limits are longer, for slow machines")
 	flag.BoolVar(&o.children, "children", true, "run every third agent as a process of its own, which can be stopped and killed")
 	flag.StringVar(&o.only, "only", "", "only faults whose names contain one of these, with commas between")

@@ -13,6 +13,8 @@ import (
 	"os/signal"
 	"syscall"
 	"time"
+
+	"github.com/kvscout/kvscout/protocol"
 )
 
 // options are the flags.
@@ -31,7 +33,7 @@ func main() {
 	flag.IntVar(&o.members, "members", 100, "members of the fleet")
 	flag.IntVar(&o.blocks, "blocks", 100_000, "blocks that each of them holds")
 	flag.Float64Var(&o.shared, "shared", 0.3, "share of its blocks that a member has in common with others")
-	flag.DurationVar(&o.beat, "heartbeat", time.Second, "time between two heartbeats of a member")
+	flag.DurationVar(&o.beat, "heartbeat", protocol.HeartbeatEvery, "time between two heartbeats of a member")
 	flag.IntVar(&o.runs, "runs", 3, "how often the scheduler starts")
 	flag.Int64Var(&o.index, "index", 1<<30, "bytes that the index may take")
 	flag.BoolVar(&o.agents, "agents", false, "be the process of the members")

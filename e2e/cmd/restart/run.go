@@ -25,6 +25,9 @@ import (
 // patience bounds one start.
 const patience = 2 * time.Minute
 
+// idleFor is how long the cost of heartbeats is measured.
+const idleFor = 2 * time.Second
+
 // result is what one start took.
 type result struct {
 	exact       time.Duration // until all are
@@ -32,6 +35,7 @@ type result struct {
 	first       time.Duration // until one is
 	peak, after uint64        // heap in use: at most during the sync, and after it
 	rss, settle uint64        // resident: at the moment all are exact, and after
+	idle        float64       // processors that heartbeats alone take
 }
 
 func run(ctx context.Context, o options, out io.Writer) error {
@@ -63,8 +67,8 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(out, "start %d: first exact after %v, all after %v with %v of CPU time; heap %d MiB at most, %d MiB after, %.2f times; RSS %d MiB when all are exact, %d MiB after\n",
-			n+1, r.first.Round(time.Millisecond), r.exact.Round(time.Millisecond), r.cpu.Round(time.Millisecond), r.peak>>20, r.after>>20, float64(r.peak)/float64(r.after), r.rss>>20, r.settle>>20)
+		fmt.Fprintf(out, "start %d: first exact after %v, all after %v with %v of CPU time; heap %d MiB at most, %d MiB after, %.2f times; RSS %d MiB when all are exact, %d MiB after; heartbeats take %.1f %% of a processor\n",
+			n+1, r.first.Round(time.Millisecond), r.exact.Round(time.Millisecond), r.cpu.Round(time.Millisecond), r.peak>>20, r.after>>20, float64(r.peak)/float64(r.after), r.rss>>20, r.settle>>20, 100*r.idle)
 	}
 	return nil
 }
@@ -119,6 +123,13 @@ func start(ctx context.Context, o options, url string) (r result, err error) {
 	r.rss = resident()
 	debug.FreeOSMemory()
 	r.after, r.settle = heap()-before, resident()
+	began, used = time.Now(), cpuTime()
+	select {
+	case <-ctx.Done():
+		return r, ctx.Err()
+	case <-time.After(idleFor):
+	}
+	r.idle = float64(cpuTime()-used) / float64(time.Since(began))
 	return r, nil
 }
 

@@ -35,10 +35,8 @@ type Config struct {
 	// MaxSessions remembered at a time; 65536. At the bound the longest
 	// unused goes.
 	MaxSessions int
-	// Heartbeat is the interval in which members speak; 1 s.
-	Heartbeat time.Duration
 	// Silence is how long a member may be silent and still be chosen while
-	// others are heard; 3 heartbeats.
+	// others are heard; 3 s.
 	Silence time.Duration
 	// Grace is how long a silent member is remembered; 30 s.
 	Grace time.Duration
@@ -61,11 +59,8 @@ func (c Config) withDefaults() Config {
 	if c.MaxSessions <= 0 {
 		c.MaxSessions = 65536
 	}
-	if c.Heartbeat <= 0 {
-		c.Heartbeat = time.Second
-	}
 	if c.Silence <= 0 {
-		c.Silence = 3 * c.Heartbeat
+		c.Silence = 3 * time.Second
 	}
 	if c.Grace <= 0 {
 		c.Grace = 30 * time.Second

@@ -51,7 +51,7 @@ func TestJoinIsIdempotentAndBounded(t *testing.T) {
 }
 
 func TestSilence(t *testing.T) {
-	f, ids := fleetOf(t, Config{Heartbeat: time.Second, Grace: 10 * time.Second}, 2)
+	f, ids := fleetOf(t, Config{Grace: 10 * time.Second}, 2)
 	hear := func(i int, at time.Duration) {
 		f.Heard(ids[i], Info{Models: []string{"model"}}, nil, after(at))
 	}
@@ -81,7 +81,7 @@ func TestSilence(t *testing.T) {
 // When all fall silent it is the wire: nobody is forgotten, and the first to
 // speak again is not the only one to be chosen.
 func TestSilenceOfAllIsTheWire(t *testing.T) {
-	f, ids := fleetOf(t, Config{Heartbeat: time.Second, Grace: 10 * time.Second}, 2)
+	f, ids := fleetOf(t, Config{Grace: 10 * time.Second}, 2)
 	later := after(time.Hour)
 	v := f.View()
 	if !v.Stale(later) || v.Silent(v.Member(ids[0]), later) {

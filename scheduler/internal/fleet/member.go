@@ -48,6 +48,8 @@ type Info struct {
 	BlockSize              int // 0: not known
 	Blocks                 uint64
 	MaxModelLen            int
+	// Heartbeat is the time between two signs of life; 0: not known.
+	Heartbeat time.Duration
 	// Labels as given to the agent; not to be changed.
 	Labels map[string]string
 }
@@ -102,7 +104,7 @@ func (i *Info) Model() string {
 func (i *Info) equal(o *Info) bool {
 	return i.Name == o.Name && i.Namespace == o.Namespace && i.Pod == o.Pod && i.PodUID == o.PodUID &&
 		i.Rank == o.Rank && i.Address == o.Address && i.Engine == o.Engine && i.EngineVersion == o.EngineVersion &&
-		i.Root == o.Root && i.BlockSize == o.BlockSize && i.Blocks == o.Blocks && i.MaxModelLen == o.MaxModelLen &&
+		i.Root == o.Root && i.BlockSize == o.BlockSize && i.Blocks == o.Blocks && i.MaxModelLen == o.MaxModelLen && i.Heartbeat == o.Heartbeat &&
 		slices.Equal(i.Models, o.Models) && slices.Equal(i.Adapters, o.Adapters) &&
 		maps.Equal(i.Labels, o.Labels)
 }

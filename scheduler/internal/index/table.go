@@ -35,6 +35,8 @@ const (
 	maxLoad      = 0.9
 	minLoad      = 0.35
 	growthFactor = 1.2
+	// resizeBatch is how many keys are fetched at a time.
+	resizeBatch = 16 * lineCells
 )
 
 type segment struct {
@@ -269,12 +271,26 @@ func (t *table) resize(number uint32, old *segment, want int) {
 	s := t.newSegment(linesFor(number, want))
 	t.cells -= int64(len(old.lines) * lineCells)
 	t.bytes -= int64(len(old.lines) * lineBytes)
+	// Keys lie far apart: they are fetched many at a time, then placed.
+	var keys [resizeBatch]uint64
+	var cells [resizeBatch]uint32
+	n := 0
 	for i := range old.lines {
 		l := &old.lines[i]
 		for c := range lineCells {
 			if l.tags[c>>3]>>(c&7*8)&0xff != 0 {
-				s.put(t.keyAt(l.cells[c]), l.cells[c])
+				cells[n] = l.cells[c]
+				n++
 			}
+		}
+		if n > resizeBatch-lineCells || i == len(old.lines)-1 {
+			for c, cell := range cells[:n] {
+				keys[c] = t.keyAt(cell)
+			}
+			for c, key := range keys[:n] {
+				s.put(key, cells[c])
+			}
+			n = 0
 		}
 	}
 	s.used = old.used

@@ -4,17 +4,24 @@ import (
 	"math"
 	"time"
 
+	"github.com/kvscout/kvscout/protocol"
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 )
 
-func infoOf(i *pb.MemberInfo) fleet.Info {
+// maxInterval bounds what is believed of a member's heartbeats. It never helps
+// to expect them sooner than protocol.HeartbeatEvery.
+const maxInterval = time.Minute
+
+func infoOf(h *pb.Heartbeat) fleet.Info {
+	i := h.GetInfo()
 	info := fleet.Info{
 		Namespace: i.GetNamespace(), Pod: i.GetPod(), PodUID: i.GetPodUid(), Rank: int(i.GetRank()),
 		Address: i.GetAddress(), Engine: i.GetEngine(), EngineVersion: i.GetEngineVersion(),
 		Models: i.GetModels(), Root: i.GetRoot(),
 		BlockSize: int(i.GetBlockSize()), Blocks: i.GetBlocks(),
 		MaxModelLen: int(min(i.GetMaxModelLen(), math.MaxInt32)),
+		Heartbeat:   min(max(time.Duration(h.GetIntervalMs())*time.Millisecond, protocol.HeartbeatEvery), maxInterval),
 		Labels:      i.GetLabels(),
 	}
 	for _, a := range i.GetAdapters() {

@@ -32,11 +32,13 @@ const (
 	// the workers' queues by a goroutine that never waits, so it fills up only
 	// when the process gets no processor; NATS drops then, and the gap shows.
 	pending = 4096
+	// leastLitter is how much of snapshots is worth a collection.
+	leastLitter = 8 << 20
 	// sweepEvery is how often silent members are looked for.
 	sweepEvery = 250 * time.Millisecond
 	// settle is how long after the connection members may announce
 	// themselves before nobody is taken for everybody.
-	settle = protocol.HeartbeatEvery + protocol.HeartbeatEvery/2
+	settle = 1500 * time.Millisecond
 )
 
 // Config of an Ingest. Zero values stand for the defaults named.
@@ -65,6 +67,7 @@ type Ingest struct {
 	workers  []*worker
 	count    counters
 	inFlight atomic.Int64 // snapshots awaited
+	litter   atomic.Int64 // bytes of chunks since the last collection
 	// reconnects counts up each time the connection came back.
 	reconnects atomic.Uint64
 
@@ -218,6 +221,18 @@ func (in *Ingest) ask(name string, attempt uint64) error {
 	}
 	reply := in.inbox + "." + name + "." + strconv.FormatUint(attempt, 10)
 	return in.cfg.Conn.PublishRequest(in.subjects.Snapshot(name), reply, data)
+}
+
+// collect lets the garbage of snapshots not grow with their number: each leaves
+// behind several times what it weighs, and the collector alone would let that
+// become as much as all that is in use. Beside an index, which has no pointers,
+// a collection is cheap.
+func (in *Ingest) collect(chunk int) {
+	n := in.litter.Add(int64(chunk))
+	if n < leastLitter || n < int64(in.cfg.Index.Stats().Bytes)/8 || !in.litter.CompareAndSwap(n, 0) {
+		return
+	}
+	runtime.GC()
 }
 
 // watch looks after the connection and sweeps the fleet.

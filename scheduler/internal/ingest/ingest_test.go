@@ -296,7 +296,7 @@ func TestLeavingMemberIsForgotten(t *testing.T) {
 
 func TestSilentMemberIsForgottenWhileOthersSpeak(t *testing.T) {
 	s := startServer(t, -1)
-	st := newStand(t, s, fleet.Config{Heartbeat: 50 * time.Millisecond, Silence: 300 * time.Millisecond, Grace: 400 * time.Millisecond})
+	st := newStand(t, s, fleet.Config{Silence: 300 * time.Millisecond, Grace: 400 * time.Millisecond})
 	silent, alive := newWireAgent(t, s, "ns_silent_0", 10), newWireAgent(t, s, "ns_alive_0", 11)
 	silent.say()
 	silent.tell()

@@ -24,8 +24,10 @@ const (
 	changeWeight = 160
 	// keptKeys is how long a member's scratch may be and still be kept.
 	keptKeys = 1024
-	// patience is how long a member may take for the next chunk.
-	patience = 3 * time.Second
+	// patience is how long a member may take for the next chunk. It doubles
+	// with every failure, up to maxPatience: who is slow must get there.
+	patience    = 500 * time.Millisecond
+	maxPatience = 4 * time.Second
 	// firstJitter spreads the first requests, backoff those after a failure,
 	// which at worst are maxBackoff apart. A member that stayed in step for
 	// calm starts again from the beginning.
@@ -276,6 +278,8 @@ func (m *member) pause() time.Duration {
 	return time.Duration(m.rng.Int64N(int64(d)))
 }
 
+func (m *member) patience() time.Duration { return min(patience<<min(m.failures, 10), maxPatience) }
+
 // wants tells whether a request is to be sent.
 func (m *member) wants(now time.Time) bool {
 	return !m.synced && !m.asked && !now.Before(m.askAt)
@@ -286,7 +290,7 @@ func (m *member) ask(now time.Time) uint64 {
 	m.abandon()
 	m.asked = true
 	m.attempt++
-	m.deadline = now.Add(patience)
+	m.deadline = now.Add(m.patience())
 	return m.attempt
 }
 
@@ -380,7 +384,7 @@ func (m *member) chunk(attempt uint64, c *pb.SnapshotChunk, size int, now time.T
 		m.store(stored, &s.held)
 	}
 	s.chunks = append(s.chunks, c)
-	m.deadline = now.Add(patience)
+	m.deadline = now.Add(m.patience())
 	if !c.GetLast() {
 		return
 	}

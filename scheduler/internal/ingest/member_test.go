@@ -345,7 +345,7 @@ func TestUnansweredRequestsAreRepeatedLaterAndLater(t *testing.T) {
 		t.Errorf("asked %d times in a minute", asked)
 	}
 	attempt := r.m.ask(r.now)
-	r.later(patience + 1)
+	r.later(maxPatience + 1)
 	r.m.expire(r.now)
 	if r.m.asked {
 		t.Error("waits for ever")

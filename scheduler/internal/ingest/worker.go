@@ -124,7 +124,7 @@ func (w *worker) handle(it item, now time.Time) {
 			w.forget(m, "it leaves")
 			return
 		}
-		w.in.cfg.Fleet.Heard(m.id, infoOf(h.GetInfo()), loadOf(h.GetLoad(), now), now)
+		w.in.cfg.Fleet.Heard(m.id, infoOf(h), loadOf(h.GetLoad(), now), now)
 		w.step(m, func() { m.heartbeat(h, now) })
 	case isDelta:
 		d, err := protocol.ReadDelta(it.data, it.name)
@@ -142,6 +142,7 @@ func (w *worker) handle(it item, now time.Time) {
 		}
 		c.chunks.Add(1)
 		w.step(m, func() { m.chunk(it.attempt, chunk, len(it.data), now) })
+		w.in.collect(len(it.data))
 	case isRefusal:
 		w.step(m, func() { m.refused(it.attempt, now) })
 	case isSilence:
@@ -180,7 +181,7 @@ func (w *worker) announce(it item, now time.Time) {
 	w.in.count.members.Add(1)
 	w.in.count.syncing.Add(1)
 	w.in.cfg.Log.Info("member announced", "member", it.name)
-	w.in.cfg.Fleet.Heard(id, infoOf(h.GetInfo()), loadOf(h.GetLoad(), now), now)
+	w.in.cfg.Fleet.Heard(id, infoOf(h), loadOf(h.GetLoad(), now), now)
 	w.step(m, func() { m.heartbeat(h, now) })
 }
 
@@ -215,7 +216,9 @@ func (w *worker) look(now time.Time) {
 	connected := w.in.cfg.Conn.IsConnected()
 	for _, m := range w.unsynced {
 		if m.asked {
-			w.step(m, func() { m.expire(now) })
+			if len(w.queue) == 0 { // else the answer may be in it
+				w.step(m, func() { m.expire(now) })
+			}
 			continue
 		}
 		if !connected || !m.wants(now) {

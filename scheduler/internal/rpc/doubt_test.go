@@ -43,14 +43,23 @@ func (h *house) trusts(t *testing.T) map[string]pb.Trust {
 
 func TestUnheardMembersAreNotExact(t *testing.T) {
 	h := build(t, nil)
-	before := time.Now().Add(-provenFor - 300*time.Millisecond)
+	before := time.Now().Add(-2 * time.Second)
 	id, err := h.fleet.Join(name("quiet"), before)
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.fleet.Heard(id, fleet.Info{Models: []string{"m"}, BlockSize: size}, nil, before)
+	h.fleet.Heard(id, fleet.Info{Models: []string{"m"}, BlockSize: size, Heartbeat: time.Second / 2}, nil, before)
 	h.fleet.SetPicture(id, fleet.Picture{Trust: fleet.Exact, Epoch: 1})
+	slow, err := h.fleet.Join(name("slow"), before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.fleet.Heard(slow, fleet.Info{Models: []string{"m"}, BlockSize: size, Heartbeat: 10 * time.Second}, nil, before)
+	h.fleet.SetPicture(slow, fleet.Picture{Trust: fleet.Exact, Epoch: 1})
 	list := h.trusts(t)
+	if list[name("slow")] != pb.Trust_TRUST_EXACT {
+		t.Error("a member was doubted before its next heartbeat was due")
+	}
 	if list[name("quiet")] != pb.Trust_TRUST_SYNCING || list[name("a")] != pb.Trust_TRUST_EXACT {
 		t.Error(list)
 	}

@@ -152,9 +152,9 @@ func setMember(to *pb.Member, m *fleet.Member) {
 	to.Address, to.Rank = m.Info.Address, uint32(m.Info.Rank)
 }
 
-// provenFor is how long a heartbeat proves a picture: two intervals. One that
-// is late is no doubt, one that is missing is.
-const provenFor = 2 * time.Second
+// provenFor is how many of a member's heartbeats may be missing while its
+// picture counts as proved. One that is late or lost is no doubt yet.
+const provenFor = 3
 
 // setPicture calls a picture EXACT only while somebody could object. Without
 // the bus, or the member's voice, it is the last known one.
@@ -164,7 +164,7 @@ func (s *Service) setPicture(to *pb.Picture, m *fleet.Member, now time.Time) {
 	case m.Picture.Trust != fleet.Exact:
 	case !s.cfg.Linked():
 		to.Trust, to.Reason = pb.Trust_TRUST_SYNCING, "the connection to NATS is lost: the last known picture"
-	case now.Sub(m.Heard) > provenFor:
+	case now.Sub(m.Heard) > provenFor*m.Info.Heartbeat:
 		to.Trust, to.Reason = pb.Trust_TRUST_SYNCING, "not heard lately: the last known picture"
 	}
 	to.Epoch, to.Sequence, to.EngineBatches = m.Picture.Epoch, m.Picture.Sequence, m.Picture.EngineBatches

@@ -73,6 +73,7 @@ func build(t *testing.T, change func(*Config)) *house {
 	t.Cleanup(h.engine.Close)
 	for i, m := range []string{"a", "b", "c"} {
 		id := join(t, h.fleet, fleet.Info{
+			Heartbeat: time.Minute,
 			Namespace: "ns", Pod: "pod-" + m, PodUID: "uid-" + m, Address: fmt.Sprintf("10.0.0.%d:8000", i+1),
 			Models: []string{"m"}, Adapters: []fleet.Adapter{{Name: "lora"}}, BlockSize: size, EngineVersion: "0.32.0", Blocks: 1000,
 		})

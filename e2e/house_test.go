@@ -31,6 +31,7 @@ var rooms = map[string][]string{
 	"scheduler/internal/fleet":        {},
 	"scheduler/internal/learn":        {},
 	"scheduler/internal/profile":      {},
+	"scheduler/internal/queue":        {"scheduler/internal/fleet"},
 	"scheduler/internal/index":        {"protocol/blockkey"},
 	"scheduler/internal/approx":       {"protocol/blockkey", "scheduler/internal/index", "scheduler/internal/learn"},
 	"scheduler/internal/policy":       {"scheduler/internal/fleet", "scheduler/internal/learn"},
@@ -39,8 +40,8 @@ var rooms = map[string][]string{
 	"scheduler/internal/ingest":       {"protocol", "protocol/pb", "protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet"},
 	"scheduler/internal/sim/arrival":  {"protocol/blockkey"},
 	"scheduler/internal/replica":      {"protocol", "protocol/pb", "protocol/blockkey", "scheduler/internal/fleet", "scheduler/internal/pick"},
-	"scheduler/internal/rpc":          {"protocol/pb", "protocol/blockkey", "scheduler/internal/intake", "scheduler/internal/pick", "scheduler/internal/fleet", "scheduler/internal/learn"},
-	"scheduler":                       {"scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/index", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/replica", "scheduler/internal/rpc", "protocol", "protocol/pb", "protocol/telemetry"},
+	"scheduler/internal/rpc":          {"protocol/pb", "protocol/blockkey", "scheduler/internal/intake", "scheduler/internal/queue", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/fleet", "scheduler/internal/learn"},
+	"scheduler":                       {"scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/index", "scheduler/internal/queue", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/replica", "scheduler/internal/rpc", "protocol", "protocol/pb", "protocol/telemetry"},
 	"scheduler/cmd/kvscout-scheduler": {"scheduler"},
 	"scheduler/internal/sim":          {"protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/policy", "scheduler/internal/pick", "scheduler/internal/sim/arrival"},
 	"scheduler/cmd/kvscout-sim":       {"scheduler/internal/sim", "scheduler/internal/sim/arrival"},
@@ -72,7 +73,7 @@ var edges = map[string][]string{
 // pure rooms know no socket, clock, logger or context. They may name times
 // and durations, which are arguments, but never ask what time it is.
 var (
-	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/pick", "scheduler/internal/sim", "scheduler/internal/sim/arrival"}
+	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/queue", "scheduler/internal/pick", "scheduler/internal/sim", "scheduler/internal/sim/arrival"}
 	unclean   = []string{"context", "log", "log/slog", "net", "net/http", "os"}
 	clockwork = []string{"time.Now(", "time.Since(", "time.Sleep(", "time.After(", "time.NewTimer(", "time.NewTicker("}
 )

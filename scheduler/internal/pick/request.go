@@ -68,6 +68,8 @@ type Room struct {
 	BudgetMS float64
 	// Ahead are the requests that wait and are to be served before this one.
 	Ahead map[fleet.ID]fleet.Ahead
+	// Hold: it has to wait in any case, and Pick says for whom.
+	Hold bool
 }
 
 // Full says that the request should wait.

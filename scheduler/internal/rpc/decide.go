@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/kvscout/kvscout/protocol/pb"
@@ -41,11 +42,19 @@ func (s *Service) decide(ctx context.Context, in *pb.Request, reserve bool) (*pi
 	}
 	req.Reserve = reserve
 	now := time.Now()
-	d, err := s.cfg.Picker.Pick(&req, now)
+	came := now
+	var d *pick.Decision
+	if s.line != nil && reserve {
+		d, now, err = s.line.pick(ctx, &req, int(in.GetPriority()), s.closed, now)
+	} else {
+		d, err = s.cfg.Picker.Pick(&req, now)
+	}
 	if err != nil {
 		return nil, nil, s.unready(err)
 	}
 	ranking := s.rankingOf(d, now)
+	queued := now.Sub(came)
+	ranking.QueuedMs = float64(queued) / float64(time.Millisecond)
 	if prompt.Note != "" {
 		ranking.Reason += " (" + prompt.Note + ")"
 	}
@@ -54,7 +63,7 @@ func (s *Service) decide(ctx context.Context, in *pb.Request, reserve bool) (*pi
 		if reserve {
 			method = "pick"
 		}
-		s.cfg.Decided(ctx, Decided{Method: method, Decision: d, Start: start, Took: time.Since(start)})
+		s.cfg.Decided(ctx, Decided{Method: method, Decision: d, Start: start, Took: time.Since(start) - queued, Queued: queued})
 	}
 	return d, ranking, nil
 }
@@ -127,14 +136,19 @@ func (s *Service) rankingOf(d *pick.Decision, now time.Time) *pb.Ranking {
 		to.candidate.Running, to.candidate.Waiting = uint32(max(0, c.Running)), uint32(max(0, c.Waiting))
 		to.candidate.LoadAgeMs = loadAge(c.Member, now)
 	}
-	return &pb.Ranking{
-		Candidates:     list,
-		Reason:         d.Reason,
-		Policy:         d.Policy,
-		Fallback:       d.Fallback,
-		PromptTokens:   uint64(d.PromptTokens),
-		EnginePriority: d.EnginePriority,
+	r := &pb.Ranking{
+		Candidates:           list,
+		Reason:               d.Reason,
+		Policy:               d.Policy,
+		Fallback:             d.Fallback,
+		PromptTokens:         uint64(d.PromptTokens),
+		EnginePriority:       d.EnginePriority,
+		ExpectedOutputTokens: float64(d.ExpectedOutput),
 	}
+	if !math.IsNaN(d.SlackMS) {
+		r.SlackMs = &d.SlackMS
+	}
+	return r
 }
 
 // outcomes of the wire.
@@ -162,7 +176,11 @@ func (s *Service) Report(_ context.Context, req *pb.ReportRequest) (*pb.ReportRe
 		Member:       req.GetMember(),
 		PromptTokens: req.PromptTokens,
 		CachedTokens: req.CachedTokens,
+		OutputTokens: req.GetOutputTokens(),
 	}, time.Now())
+	if s.line != nil {
+		s.line.stir()
+	}
 	if s.cfg.Reported != nil {
 		s.cfg.Reported(req.GetOutcome())
 	}

@@ -8,17 +8,24 @@ import (
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
+	"github.com/kvscout/kvscout/scheduler/internal/policy"
 )
 
 // maxRefs bounds the lists of candidates and of excluded members: each is
 // compared with every member.
 const maxRefs = 4096
 
+// maxTenant bounds a tenant's name in bytes: it is kept for a while.
+const maxTenant = 256
+
 // request turns a call into a request for the picker. What it says of the
 // prompt beyond that is in the intake's own prompt.
 func (s *Service) request(ctx context.Context, r *pb.Request) (pick.Request, intake.Prompt, error) {
 	if r == nil {
 		return pick.Request{}, intake.Prompt{}, fmt.Errorf("the call has no request: %w", intake.ErrInvalid)
+	}
+	if n := len(r.GetTenant()); n > maxTenant {
+		return pick.Request{}, intake.Prompt{}, fmt.Errorf("tenant of %d bytes, at most %d: %w", n, maxTenant, intake.ErrInvalid)
 	}
 	candidates, err := refs("candidates", r.GetCandidates())
 	if err != nil {
@@ -55,6 +62,12 @@ func (s *Service) request(ctx context.Context, r *pb.Request) (pick.Request, int
 		Policy:         r.GetPolicy(),
 		ExpectedOutput: int(r.GetExpectedOutputTokens()),
 		Top:            int(r.GetTop()),
+		Tenant:         r.GetTenant(),
+		Targets: policy.Targets{
+			TTFT: float64(r.GetSlo().GetTtftMs()),
+			TPOT: float64(r.GetSlo().GetTpotMs()),
+			E2E:  float64(r.GetSlo().GetE2EMs()),
+		},
 	}, p, nil
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
+	"github.com/kvscout/kvscout/scheduler/internal/queue"
 )
 
 // Config of a Service. All but the observers must be set.
@@ -33,6 +34,8 @@ type Config struct {
 	// MaxWatchers bounds the open Watch streams, MaxCalls the unary calls under
 	// way.
 	MaxWatchers, MaxCalls int
+	// Line says how requests wait for room.
+	Line Line
 	// Decided and Reported are told of every answer to Pick, Score and Report,
 	// on the caller's goroutine; nil: nobody is.
 	Decided  func(context.Context, Decided)
@@ -49,6 +52,8 @@ type Decided struct {
 	// Start is when the request was decoded, Took the time from there.
 	Start time.Time
 	Took  time.Duration
+	// Queued is how long it waited for room besides.
+	Queued time.Duration
 }
 
 // Service implements pb.SchedulerServer. Its Unary and Stream interceptors
@@ -56,6 +61,7 @@ type Decided struct {
 type Service struct {
 	pb.UnimplementedSchedulerServer
 	cfg      Config
+	line     *line // nil: nobody waits
 	closed   chan struct{}
 	closing  atomic.Bool
 	watchers atomic.Int64
@@ -66,10 +72,22 @@ type Service struct {
 
 // New returns a Service.
 func New(cfg Config) *Service {
-	return &Service{cfg: cfg, closed: make(chan struct{})}
+	s := &Service{cfg: cfg, closed: make(chan struct{})}
+	if cfg.Line.Queue.Length > 0 {
+		s.line = newLine(cfg.Line, cfg.Picker)
+	}
+	return s
 }
 
-// Close ends the Watch streams, so that a server can stop gracefully.
+// Run serves those who wait for room, until ctx is done.
+func (s *Service) Run(ctx context.Context) error {
+	if s.line != nil {
+		s.line.run(ctx)
+	}
+	return nil
+}
+
+// Close ends the Watch streams and whatever waits for room, so that a server can stop gracefully.
 func (s *Service) Close() {
 	if s.closing.CompareAndSwap(false, true) {
 		close(s.closed)
@@ -84,11 +102,17 @@ type Stats struct {
 	Refused uint64
 	// Panics that were turned into errors.
 	Panics uint64
+	// Queue of those who wait for room.
+	Queue queue.Stats
 }
 
 // Stats returns the counts.
 func (s *Service) Stats() Stats {
-	return Stats{Watchers: s.watchers.Load(), Calls: s.calls.Load(), Refused: s.refused.Load(), Panics: s.panics.Load()}
+	st := Stats{Watchers: s.watchers.Load(), Calls: s.calls.Load(), Refused: s.refused.Load(), Panics: s.panics.Load()}
+	if s.line != nil {
+		st.Queue = s.line.queue.Stats()
+	}
+	return st
 }
 
 // Unary is the interceptor of unary calls.
@@ -102,10 +126,19 @@ func (s *Service) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	}
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, s.cfg.CallTimeout)
+		ctx, cancel = context.WithTimeout(ctx, s.timeout(info.FullMethod))
 		defer cancel()
 	}
 	return handle(ctx, req)
+}
+
+// timeout of a call whose caller names no deadline. Where requests wait, a
+// Pick may take that long besides.
+func (s *Service) timeout(method string) time.Duration {
+	if s.line != nil && method == pb.Scheduler_Pick_FullMethodName {
+		return s.cfg.CallTimeout + s.line.Wait
+	}
+	return s.cfg.CallTimeout
 }
 
 // Stream is the interceptor of streams.

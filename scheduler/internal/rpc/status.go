@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
+	"github.com/kvscout/kvscout/scheduler/internal/queue"
 )
 
 // maxMessage bounds the text of a status: errors quote names that callers made.
@@ -27,6 +28,8 @@ var codeOf = []struct {
 }{
 	{context.Canceled, codes.Canceled},
 	{context.DeadlineExceeded, codes.DeadlineExceeded},
+	{errWaited, codes.DeadlineExceeded},
+	{queue.ErrFull, codes.ResourceExhausted},
 	{intake.ErrInvalid, codes.InvalidArgument},
 	{pick.ErrPrompt, codes.InvalidArgument},
 	{pick.ErrPolicy, codes.InvalidArgument},

@@ -39,9 +39,11 @@ func send(x *Mirror, m index.Member, blocks int, keys []blockkey.Key) {
 }
 
 func depth(x *index.Index, m index.Member, keys []blockkey.Key) int {
-	for _, d := range x.Match(keys, nil) {
-		if d.Member == m {
-			return int(d.Depth[index.LaneApproximate])
+	var answer index.Answer
+	x.Match(keys, &answer)
+	for h, depth := range answer.All() {
+		if h.Member() == m && h.On(index.LaneApproximate) {
+			return int(depth)
 		}
 	}
 	return 0

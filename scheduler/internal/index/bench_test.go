@@ -22,8 +22,9 @@ func BenchmarkMatch(b *testing.B) {
 		chains := staggered(x, w1Chains, w1Length)
 		b.Run("W1"+s.suffix, func(b *testing.B) {
 			for _, keys := range chains {
-				if err := checkStaggered(x.Match(keys, nil), w1Length); err != nil {
-					b.Fatal(err)
+				var a Answer
+				if x.Match(keys, &a); checkStaggered(&a, w1Length) != nil {
+					b.Fatal(checkStaggered(&a, w1Length))
 				}
 			}
 			queries(b, x, chains)
@@ -44,10 +45,10 @@ func BenchmarkMatch(b *testing.B) {
 						want[w1Holder(uint64(c), j)] = d
 					}
 				}
-				got := x.Match(keys, nil)
-				for _, d := range got {
-					if want[d.Member] != d.Depth[LaneGPU] {
-						b.Fatalf("chain %d: member %d at %d, want %d", c, d.Member, d.Depth[LaneGPU], want[d.Member])
+				got := ask(x, keys)
+				for m, d := range got {
+					if want[m] != d[LaneGPU] {
+						b.Fatalf("chain %d: member %d at %d, want %d", c, m, d[LaneGPU], want[m])
 					}
 				}
 				if len(got) != len(want) {
@@ -65,8 +66,8 @@ func BenchmarkMatch(b *testing.B) {
 				for m := range members {
 					held(x, Member(m), keys)
 				}
-				answer := x.Match(keys, nil)
-				if len(answer) != members || answer[members/2].Depth[LaneGPU] != w1Length {
+				answer := ask(x, keys)
+				if len(answer) != members || answer[Member(members/2)][LaneGPU] != w1Length {
 					b.Fatal("wrong answer")
 				}
 				queries(b, x, [][]blockkey.Key{keys})
@@ -78,7 +79,9 @@ func BenchmarkMatch(b *testing.B) {
 			b.Run(fmt.Sprintf("len%d%s", length, s.suffix), func(b *testing.B) {
 				x := s.make()
 				chains := staggered(x, w1Chains*w1Length/length, length)
-				if err := checkStaggered(x.Match(chains[0], nil), length); err != nil {
+				var a Answer
+				x.Match(chains[0], &a)
+				if err := checkStaggered(&a, length); err != nil {
 					b.Fatal(err)
 				}
 				queries(b, x, chains)
@@ -98,9 +101,9 @@ func BenchmarkMatch(b *testing.B) {
 // ran.
 func queries(b *testing.B, x subject, chains [][]blockkey.Key) {
 	b.ReportAllocs()
-	dst := make([]Depths, 0, 4096)
+	var a Answer
 	rng := draw(42)
-	x.Match(chains[0], dst)
+	x.Match(chains[0], &a)
 	const batch = 16
 	times := make([]float64, 0, 1<<16)
 	for n := 0; b.Loop(); n++ {
@@ -108,13 +111,13 @@ func queries(b *testing.B, x subject, chains [][]blockkey.Key) {
 		case 0:
 			start := time.Now()
 			for range batch - 1 {
-				dst = x.Match(chains[rng.next()%uint64(len(chains))], dst[:0])
+				x.Match(chains[rng.next()%uint64(len(chains))], &a)
 			}
 			if took := float64(time.Since(start).Nanoseconds()) / (batch - 1); len(times) < cap(times) {
 				times = append(times, took)
 			}
 		case 1:
-			dst = x.Match(chains[rng.next()%uint64(len(chains))], dst[:0])
+			x.Match(chains[rng.next()%uint64(len(chains))], &a)
 		}
 	}
 	slices.Sort(times)
@@ -244,8 +247,10 @@ func BenchmarkApply(b *testing.B) {
 					b.StartTimer()
 					run(events)
 				}
+				var a Answer
 				for _, keys := range chains {
-					if err := checkStaggered(x.Match(keys, nil), w1Length); err != nil {
+					x.Match(keys, &a)
+					if err := checkStaggered(&a, w1Length); err != nil {
 						b.Fatal(err)
 					}
 				}
@@ -286,14 +291,14 @@ func mixed(b *testing.B, x subject, chains [][]blockkey.Key) {
 		r := &readers[i]
 		wg.Go(func() {
 			rng := draw(100 + i)
-			dst := make([]Depths, 0, 256)
+			var a Answer
 			last := time.Now()
 			for !stop.Load() {
-				dst = x.Match(chains[rng.next()%w1Chains], dst[:0])
+				x.Match(chains[rng.next()%w1Chains], &a)
 				now := time.Now()
 				r.times.add(now.Sub(last))
 				last = now
-				if err := checkStaggered(dst, w1Length); err != nil {
+				if err := checkStaggered(&a, w1Length); err != nil {
 					r.err = err
 					return
 				}
@@ -336,7 +341,7 @@ func BenchmarkForget(b *testing.B) {
 		b.Run("W6"+s.suffix, func(b *testing.B) {
 			x := s.make()
 			chains := staggered(x, w1Chains, w1Length)
-			var dst []Depths
+			var a Answer
 			m := Member(5)
 			var took []float64
 			for b.Loop() {
@@ -350,12 +355,13 @@ func BenchmarkForget(b *testing.B) {
 						if w1Holder(uint64(c), j) != m {
 							continue
 						}
-						dst = x.Match(keys, dst[:0])
-						if len(dst) != 7 || slices.ContainsFunc(dst, func(d Depths) bool { return d.Member == m }) {
-							b.Fatalf("chain %d: %v", c, dst)
+						got := ask(x, keys)
+						if _, named := got[m]; named || len(got) != 7 {
+							b.Fatalf("chain %d: %v", c, got)
 						}
 						held(x, m, keys[:64*(j+1)])
-						if err := checkStaggered(x.Match(keys, dst[:0]), w1Length); err != nil {
+						x.Match(keys, &a)
+						if err := checkStaggered(&a, w1Length); err != nil {
 							b.Fatal(err)
 						}
 					}
@@ -393,14 +399,14 @@ func BenchmarkSnapshot(b *testing.B) {
 			var times histogram
 			wg.Go(func() {
 				rng := draw(7)
-				dst := make([]Depths, 0, 256)
+				var a Answer
 				last := time.Now()
 				for !stop.Load() {
-					dst = x.Match(chains[200+rng.next()%(w1Chains-200)], dst[:0])
+					x.Match(chains[200+rng.next()%(w1Chains-200)], &a)
 					now := time.Now()
 					times.add(now.Sub(last))
 					last = now
-					if err := checkStaggered(dst, w1Length); err != nil {
+					if err := checkStaggered(&a, w1Length); err != nil {
 						b.Error(err)
 						return
 					}

@@ -32,12 +32,6 @@ const (
 	Lanes = 5
 )
 
-// Depths says how many leading blocks of a query one member holds, per lane.
-type Depths struct {
-	Member Member
-	Depth  [Lanes]uint32
-}
-
 // Config bounds an index.
 type Config struct {
 	// MaxBytes of memory that the index may take, at least 4 MiB; 0: no

@@ -1,54 +1,52 @@
 package index
 
 import (
-	"slices"
+	"math/bits"
 	"sync/atomic"
 
 	"github.com/kvscout/kvscout/protocol/blockkey"
 )
 
-// Match appends to dst, in no order, one entry for each member that holds
-// keys[0] on any lane: how many leading keys it holds without a hole. Keys
-// start at the head of a chain.
+// Match answers how many leading keys each member holds without a hole, on
+// each of its lanes. Keys start at the head of a chain.
 //
-// It takes no lock, waits for nobody, and allocates only when dst is too
-// small. Beside writers it sees each block either before or after a change.
-func (x *Index) Match(keys []blockkey.Key, dst []Depths) []Depths {
+// It takes no lock, waits for nobody, and allocates only when the answer is
+// too small. Beside writers it sees each block either before or after a change.
+func (x *Index) Match(keys []blockkey.Key, a *Answer) {
+	a.reset()
 	if len(keys) == 0 {
-		return dst
+		return
 	}
 	inside := x.grace.enter()
-	dst = x.match(keys, dst)
+	x.match(keys, a)
 	inside.Add(-1)
-	return dst
 }
 
-func (x *Index) match(keys []blockkey.Key, dst []Depths) []Depths {
+func (x *Index) match(keys []blockkey.Key, a *Answer) {
 	r := x.head(keys[0])
 	if r == nil {
-		return dst
+		return
 	}
 	var inline [1]uint64
 	groups := x.snapshot(r, &inline)
 	depth := x.depth(r, groups, keys)
 	if depth == 0 {
-		return dst
+		return
 	}
 	var next *run
 	if int(depth) < len(keys) {
 		next = x.head(keys[depth])
 	}
 	if next == nil {
-		if lanes := x.lanes(groups); lanes != 0 {
-			for i := range groups {
-				g := atomic.LoadUint64(&groups[i])
-				dst = x.emit(dst, holders(g), lanes, min(cutoff(g), depth))
-			}
-			return dst
+		var one [1]uint32
+		for i := range groups {
+			g := atomic.LoadUint64(&groups[i])
+			a.add(x.members(holders(g), &one), min(cutoff(g), depth))
 		}
+		return
 	}
 
-	j := join{x: x, dst: dst, base: len(dst)}
+	j := join{x: x, answer: a.joined[:0]}
 	for i := range groups {
 		g := atomic.LoadUint64(&groups[i])
 		j.add(holders(g), 0, min(cutoff(g), depth))
@@ -71,7 +69,10 @@ func (x *Index) match(keys []blockkey.Key, dst []Depths) []Depths {
 	if j.places != nil {
 		x.places.Put(j.places)
 	}
-	return j.dst
+	for i := range j.answer {
+		j.answer[i].tell(a)
+	}
+	a.joined = j.answer
 }
 
 // head is the run that begins with key, or nil.
@@ -125,25 +126,6 @@ func (x *Index) depth(r *run, groups []uint64, keys []blockkey.Key) uint32 {
 	return low
 }
 
-// lanes that all holders in groups have, and no others; 0 if they differ.
-// Then nobody is in two groups.
-func (x *Index) lanes(groups []uint64) uint32 {
-	all := uint32(0)
-	for i := range groups {
-		var lanes uint32
-		if h := holders(atomic.LoadUint64(&groups[i])); h&single != 0 {
-			lanes = h & laneMask
-		} else {
-			lanes = cell(x.blocks, h)[setSize] & laneMask
-		}
-		if i > 0 && lanes != all {
-			return 0
-		}
-		all = lanes
-	}
-	return all
-}
-
 // members of a set; one serves for a set of one.
 func (x *Index) members(h holders, one *[1]uint32) []uint32 {
 	if h&single != 0 {
@@ -151,45 +133,37 @@ func (x *Index) members(h holders, one *[1]uint32) []uint32 {
 		return one[:]
 	}
 	b := cell(x.blocks, h)
-	return b[setHead : setHead+b[setSize]>>laneBits]
-}
-
-// emit appends an entry for each member of h, which all have the same lanes.
-func (x *Index) emit(dst []Depths, h holders, lanes, depth uint32) []Depths {
-	depths := at(lanes, depth)
-	if h&single != 0 {
-		return append(dst, Depths{Member(h &^ single >> laneBits), depths})
-	}
-	b := cell(x.blocks, h)
-	n := int(b[setSize] >> laneBits)
-	dst = slices.Grow(dst, n)
-	to := dst[len(dst) : len(dst)+n]
-	entry := Depths{Depth: depths}
-	for i, e := range b[setHead : setHead+n] {
-		// The member goes into the copy: written into entry, each copy would
-		// wait for it.
-		t := &to[i]
-		*t = entry
-		t.Member = Member(e >> laneBits)
-	}
-	return dst[:len(dst)+n]
-}
-
-// at is depth on each of lanes.
-func at(lanes, depth uint32) (d [Lanes]uint32) {
-	for l := range d {
-		d[l] = depth & -(lanes >> l & 1)
-	}
-	return d
+	return b[setHead : setHead+b[setSize]]
 }
 
 // join brings together what several runs, or several groups of one, say of
 // the same members.
 type join struct {
 	x      *Index
-	dst    []Depths
-	base   int       // dst from here on is this answer
+	answer []joined
 	places *[]uint32 // by member: where in the answer, unless another is there; nil: few
+}
+
+// joined is what one member holds, per lane.
+type joined struct {
+	member Member
+	depth  [Lanes]uint32
+}
+
+// tell adds it to an answer, lanes of equal depth together.
+func (d *joined) tell(a *Answer) {
+	for left := uint32(laneMask); left != 0; {
+		depth, lanes := d.depth[bits.TrailingZeros32(left)], uint32(0)
+		for l := range d.depth {
+			if d.depth[l] == depth {
+				lanes |= 1 << l
+			}
+		}
+		if depth > 0 {
+			a.addOne(uint32(d.member)<<laneBits|lanes, depth)
+		}
+		left &^= lanes
+	}
 }
 
 // few is how many entries are searched one by one.
@@ -205,9 +179,9 @@ func (j *join) add(h holders, from, to uint32) bool {
 		if d == nil {
 			continue
 		}
-		for l := range d.Depth {
-			if e>>l&1 != 0 && d.Depth[l] == from {
-				d.Depth[l] = to
+		for l := range d.depth {
+			if e>>l&1 != 0 && d.depth[l] == from {
+				d.depth[l] = to
 				any = true
 			}
 		}
@@ -215,29 +189,28 @@ func (j *join) add(h holders, from, to uint32) bool {
 	return any
 }
 
-func (j *join) find(m Member, add bool) *Depths {
-	answer := j.dst[j.base:]
+func (j *join) find(m Member, add bool) *joined {
 	if j.places == nil {
-		for i := range answer {
-			if answer[i].Member == m {
-				return &answer[i]
+		for i := range j.answer {
+			if j.answer[i].member == m {
+				return &j.answer[i]
 			}
 		}
-	} else if i := (*j.places)[m]; int(i) < len(answer) && answer[i].Member == m {
-		return &answer[i]
+	} else if i := (*j.places)[m]; int(i) < len(j.answer) && j.answer[i].member == m {
+		return &j.answer[i]
 	}
 	if !add {
 		return nil
 	}
-	j.dst = append(j.dst, Depths{Member: m})
-	answer = j.dst[j.base:]
+	j.answer = append(j.answer, joined{member: m})
+	last := len(j.answer) - 1
 	if j.places != nil {
-		(*j.places)[m] = uint32(len(answer) - 1)
-	} else if len(answer) > few {
+		(*j.places)[m] = uint32(last)
+	} else if last >= few {
 		j.places = j.x.places.Get().(*[]uint32)
-		for i := range answer {
-			(*j.places)[answer[i].Member] = uint32(i)
+		for i := range j.answer {
+			(*j.places)[j.answer[i].member] = uint32(i)
 		}
 	}
-	return &answer[len(answer)-1]
+	return &j.answer[last]
 }

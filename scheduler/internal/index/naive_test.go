@@ -1,7 +1,6 @@
 package index
 
 import (
-	"sort"
 	"sync"
 
 	"github.com/kvscout/kvscout/protocol/blockkey"
@@ -15,15 +14,10 @@ type naive struct {
 	depths  sync.Pool
 }
 
-type naiveScratch struct {
-	depth [4096 * Lanes]uint32
-	place [4096]int
-}
-
 func newNaive() *naive {
 	return &naive{
 		holders: make(map[blockkey.Key][]uint16),
-		depths:  sync.Pool{New: func() any { return new(naiveScratch) }},
+		depths:  sync.Pool{New: func() any { return new([4096 * Lanes]uint32) }},
 	}
 }
 
@@ -86,22 +80,23 @@ func (n *naive) ForgetLane(m Member, l Lane) {
 	}
 }
 
-func (n *naive) Match(keys []blockkey.Key, dst []Depths) []Depths {
+func (n *naive) Match(keys []blockkey.Key, a *Answer) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
+	a.reset()
 	if len(keys) == 0 {
-		return dst
+		return
 	}
-	depths := n.depths.Get().(*naiveScratch)
+	depths := n.depths.Get().(*[4096 * Lanes]uint32)
 	first := n.holders[keys[0]]
 	for _, h := range first {
-		depths.depth[h] = 1
+		depths[h] = 1
 	}
 	for i := 1; i < len(keys); i++ {
 		alive := false
 		for _, h := range n.holders[keys[i]] {
-			if depths.depth[h] == uint32(i) {
-				depths.depth[h]++
+			if depths[h] == uint32(i) {
+				depths[h]++
 				alive = true
 			}
 		}
@@ -109,32 +104,15 @@ func (n *naive) Match(keys []blockkey.Key, dst []Depths) []Depths {
 			break
 		}
 	}
-	base := len(dst)
 	for _, h := range first {
-		m := h / Lanes
-		p := depths.place[m]
-		if p == 0 {
-			dst = append(dst, Depths{Member: Member(m)})
-			p = len(dst) - base
-			depths.place[m] = p
-		}
-		dst[base+p-1].Depth[h%Lanes] = depths.depth[h]
-		depths.depth[h] = 0
-	}
-	for _, h := range first {
-		depths.place[h/Lanes] = 0
+		a.addOne(uint32(h)/Lanes<<laneBits|1<<(h%Lanes), depths[h])
+		depths[h] = 0
 	}
 	n.depths.Put(depths)
-	return dst
 }
 
 func (n *naive) Count(m Member, l Lane) int {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	return n.count[uint16(m)*Lanes+uint16(l)]
-}
-
-func sorted(d []Depths) []Depths {
-	sort.Slice(d, func(i, j int) bool { return d[i].Member < d[j].Member })
-	return d
 }

@@ -27,7 +27,7 @@ type history struct {
 	chains  [][]blockkey.Key
 	members int
 	changes []change
-	depths  [][]map[Member][Lanes]uint32 // by state, by chain
+	depths  [][]depths // by state, by chain
 }
 
 // newHistory draws changes by members that keep their lanes closed.
@@ -53,12 +53,7 @@ func newHistory(r *rand.Rand, members, steps int) *history {
 	for range steps {
 		c := h.chains[r.IntN(len(h.chains))]
 		m, l := Member(r.IntN(members)), Lane(r.IntN(2))
-		held := uint32(0)
-		for _, d := range model.Match(c, nil) {
-			if d.Member == m {
-				held = d.Depth[l]
-			}
-		}
+		held := ask(model, c)[m][l]
 		var ch change
 		switch op := r.IntN(20); {
 		case op == 0:
@@ -84,26 +79,17 @@ func newHistory(r *rand.Rand, members, steps int) *history {
 }
 
 func (h *history) record(model *naive) {
-	state := make([]map[Member][Lanes]uint32, len(h.chains))
+	state := make([]depths, len(h.chains))
 	for i, c := range h.chains {
-		state[i] = make(map[Member][Lanes]uint32)
-		for _, d := range model.Match(c, nil) {
-			state[i][d.Member] = d.Depth
-		}
+		state[i] = ask(model, c)
 	}
 	h.depths = append(h.depths, state)
 }
 
 // allowed checks an answer for chain c that was given between the states from
 // and to: each block is seen as in one of them.
-func (h *history) allowed(c, from, to int, answer []Depths) error {
-	seen := make(map[Member][Lanes]uint32, len(answer))
-	for _, d := range answer {
-		if _, twice := seen[d.Member]; twice {
-			return fmt.Errorf("member %d twice", d.Member)
-		}
-		seen[d.Member] = d.Depth
-	}
+func (h *history) allowed(c, from, to int, answer *Answer) error {
+	seen := depthsOf(answer)
 	for m := range Member(h.members) {
 		for l := range Lanes {
 			low, high := ^uint32(0), uint32(0)
@@ -155,13 +141,13 @@ func observe(seed uint64, members, steps int) error {
 	for reader := range 2 {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(seed, uint64(100+reader)))
-			dst := make([]Depths, 0, 64)
+			var a Answer
 			for !stop.Load() {
 				c := r.IntN(len(h.chains))
 				from := ended.Load()
-				dst = x.Match(h.chains[c], dst[:0])
+				x.Match(h.chains[c], &a)
 				to := begun.Load()
-				if err := h.allowed(c, int(from), int(to), dst); err != nil {
+				if err := h.allowed(c, int(from), int(to), &a); err != nil {
 					errs <- err
 					return
 				}

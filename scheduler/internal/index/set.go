@@ -6,9 +6,8 @@ import "slices"
 // bit is one member with its lanes, anything else the address of an interned
 // set in blocks. Equal sets are equal numbers, and a set never changes.
 //
-// An interned set starts with a head of four words, its size and the lanes
-// that all of its members have alike (0 if they differ), the number of groups
-// that use it, and its hash; then come its members in rising order.
+// An interned set starts with a head of four words, its size, the number of
+// groups that use it, and its hash; then come its members in rising order.
 type holders = uint32
 
 const (
@@ -17,7 +16,7 @@ const (
 	laneBits         = 8 // an element is member<<8 | lanes
 	laneMask         = 1<<Lanes - 1
 
-	setSize  = 0 // size<<8 | common lanes
+	setSize  = 0
 	setUsers = 1
 	setHash  = 2
 	setHead  = 4
@@ -49,7 +48,7 @@ func (s *sets) elements(h holders) []uint32 {
 		s.work = append(s.work[:0], h&^single)
 	default:
 		b := cell(s.blocks, h)
-		s.work = append(s.work[:0], b[setHead:setHead+b[setSize]>>laneBits]...)
+		s.work = append(s.work[:0], b[setHead:setHead+b[setSize]]...)
 	}
 	return s.work
 }
@@ -115,7 +114,7 @@ func (s *sets) intern(e []uint32, hash uint64) holders {
 	known, taken := s.byHash[hash]
 	if taken {
 		b := cell(s.blocks, known)
-		if int(b[setSize]>>laneBits) == len(e) && slices.Equal(b[setHead:setHead+len(e)], e) {
+		if int(b[setSize]) == len(e) && slices.Equal(b[setHead:setHead+len(e)], e) {
 			b[setUsers]++
 			return known
 		}
@@ -123,14 +122,7 @@ func (s *sets) intern(e []uint32, hash uint64) holders {
 	c := class(setHead + len(e))
 	h := s.blocks.alloc(c, sizes[c])
 	b := cell(s.blocks, h)
-	common := e[0] & laneMask
-	for _, v := range e {
-		if v&laneMask != common {
-			common = 0
-			break
-		}
-	}
-	b[setSize] = uint32(len(e))<<laneBits | common
+	b[setSize] = uint32(len(e))
 	b[setUsers] = 1
 	b[setHash], b[setHash+1] = uint32(hash), uint32(hash>>32)
 	copy(b[setHead:], e)

@@ -247,15 +247,15 @@ func BenchmarkTrace(b *testing.B) {
 
 // play runs the trace and counts wrong answers.
 func play(x subject, t *trace, batched bool, times *[]time.Duration) (wrong int) {
-	dst := make([]Depths, 0, traceMembers)
+	var a Answer
 	for i := range t.steps {
 		s := &t.steps[i]
 		before := time.Now()
-		dst = x.Match(s.query, dst[:0])
+		x.Match(s.query, &a)
 		*times = append(*times, time.Since(before))
 		var got [traceMembers]uint32
-		for _, d := range dst {
-			got[d.Member] = d.Depth[LaneGPU]
+		for h, depth := range a.All() {
+			got[h.Member()] = depth
 		}
 		if got != s.want {
 			wrong++

@@ -13,7 +13,7 @@ type subject interface {
 	Store(m Member, l Lane, before []blockkey.Key, position uint32, keys []blockkey.Key)
 	Remove(m Member, l Lane, before []blockkey.Key, position uint32, keys []blockkey.Key)
 	Forget(m Member)
-	Match(keys []blockkey.Key, dst []Depths) []Depths
+	Match(keys []blockkey.Key, a *Answer)
 }
 
 var subjects = []struct {
@@ -93,15 +93,42 @@ func held(x subject, m Member, keys []blockkey.Key) {
 }
 
 // checkStaggered is W1's check of one answer.
-func checkStaggered(answer []Depths, length int) error {
-	sum := 0
-	for _, d := range answer {
-		sum += int(d.Depth[LaneGPU])
+func checkStaggered(a *Answer, length int) error {
+	n, sum := 0, 0
+	for _, depth := range a.All() {
+		n++
+		sum += int(depth)
 	}
-	if len(answer) != 8 || sum != length/8*36 {
-		return fmt.Errorf("%d members, %d blocks: %v", len(answer), sum, answer)
+	if n != 8 || sum != length/8*36 {
+		return fmt.Errorf("%d members, %d blocks: %v", n, sum, a)
 	}
 	return nil
+}
+
+// depths is an answer by member.
+type depths map[Member][Lanes]uint32
+
+func depthsOf(a *Answer) depths {
+	out := make(depths)
+	for h, depth := range a.All() {
+		d := out[h.Member()]
+		for l := range Lane(Lanes) {
+			if h.On(l) {
+				if d[l] != 0 {
+					panic(fmt.Sprintf("member %d twice on lane %d", h.Member(), l))
+				}
+				d[l] = depth
+			}
+		}
+		out[h.Member()] = d
+	}
+	return out
+}
+
+func ask(x subject, keys []blockkey.Key) depths {
+	var a Answer
+	x.Match(keys, &a)
+	return depthsOf(&a)
 }
 
 // holes takes 2 % of the blocks out of W1's state, one event each, and

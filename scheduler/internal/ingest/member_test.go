@@ -80,8 +80,14 @@ func (r *rig) equals(want sets) {
 	for i := range blocks {
 		ids, keys := r.agent.chain(i)
 		var got [index.Lanes]uint32
-		for _, d := range r.index.Match(keys, nil) {
-			got = d.Depth
+		var answer index.Answer
+		r.index.Match(keys, &answer)
+		for h, depth := range answer.All() {
+			for l := range got {
+				if h.On(index.Lane(l)) {
+					got[l] = depth
+				}
+			}
 		}
 		for l := range want {
 			depth := uint32(0)

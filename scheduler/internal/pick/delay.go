@@ -33,7 +33,7 @@ type delay struct {
 	turn   int
 	late   [128]float64 // seconds, a ring
 	seen   int
-	depths []index.Depths
+	held   index.Answer
 	sorted []float64
 }
 
@@ -72,10 +72,10 @@ func (d *delay) look(x *index.Index, count int, now time.Time) {
 	for range min(count, len(d.open)) {
 		d.turn = (d.turn + 1) % len(d.open)
 		o := &d.open[d.turn]
-		d.depths = x.Match(o.keys, d.depths[:0])
+		x.Match(o.keys, &d.held)
 		there := false
-		for i := range d.depths {
-			there = there || d.depths[i].Member == o.member && int(d.depths[i].Depth[index.LaneGPU]) == len(o.keys)
+		for h, depth := range d.held.All() {
+			there = there || h.Member() == o.member && h.On(index.LaneGPU) && int(depth) == len(o.keys)
 		}
 		if there {
 			d.late[d.seen%len(d.late)] = max(0, now.Sub(o.due).Seconds())

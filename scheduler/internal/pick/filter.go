@@ -16,7 +16,7 @@ type work struct {
 	candidates []candidate
 	scopes     []scope
 	at         []int32 // by member number: its place in candidates plus one
-	depths     []index.Depths
+	held       index.Answer
 	sent       sighting
 	round      policy.Round
 	scores     []float64
@@ -41,7 +41,8 @@ type candidate struct {
 	adapter  string
 	scope    int // in work.scopes; -1: its blocks have no keys here
 	speed    *learn.Speed
-	requests int // at the engine, as believed when scored
+	requests int              // at the engine, as believed when scored
+	depth    [index.Lanes]int // leading blocks that it holds
 	doubt    doubt
 	// cached tokens by tier, and those beyond that are only predicted
 	gpu, host, disk, predicted int

@@ -136,13 +136,10 @@ func (p *Picker) search(w *work, at int, r *Request, now time.Time) {
 	sent.reset()
 	for blocks := firstBlocks; ; blocks *= 4 {
 		s.hash(r, blocks)
-		w.depths = p.index.Match(s.keys, w.depths[:0])
+		p.index.Match(s.keys, &w.held)
 		deepest := 0
-		for i := range w.depths {
-			for l := index.LaneGPU; l <= index.LaneDisk; l++ {
-				deepest = max(deepest, int(w.depths[i].Depth[l]))
-			}
-			deepest = max(deepest, int(w.depths[i].Depth[index.LaneApproximate]))
+		for _, depth := range w.held.All() {
+			deepest = max(deepest, int(depth))
 		}
 		deepest = max(deepest, p.forecast.look(s.keys, sent, now))
 		s.known = deepest
@@ -151,10 +148,18 @@ func (p *Picker) search(w *work, at int, r *Request, now time.Time) {
 		}
 	}
 	length := r.Prompt.length()
-	for i := range w.depths {
-		d := &w.depths[i]
-		if c := w.candidate(fleet.ID(d.Member)); c != nil && c.scope == at {
-			c.credit(d, length, s.BlockSize)
+	for h, depth := range w.held.All() {
+		if c := w.candidate(fleet.ID(h.Member())); c != nil && c.scope == at {
+			for l := range c.depth {
+				if h.On(index.Lane(l)) {
+					c.depth[l] = int(depth)
+				}
+			}
+		}
+	}
+	for i := range w.candidates {
+		if c := &w.candidates[i]; c.scope == at {
+			c.credit(length, s.BlockSize)
 		}
 	}
 	for _, m := range sent.found {
@@ -164,10 +169,9 @@ func (p *Picker) search(w *work, at int, r *Request, now time.Time) {
 		}
 	}
 	if p.mirror.Tracks() {
-		for i := range w.depths {
-			d := &w.depths[i]
-			if c := w.candidate(fleet.ID(d.Member)); c != nil && c.scope == at {
-				p.assume(c, d.Depth[index.LaneApproximate], length, s.BlockSize)
+		for i := range w.candidates {
+			if c := &w.candidates[i]; c.scope == at {
+				p.assume(c, length, s.BlockSize)
 			}
 		}
 	}
@@ -193,16 +197,16 @@ func (w *work) candidate(id fleet.ID) *candidate {
 //
 // Depths count if the picture is EXACT, and if it is APPROXIMATE, where they
 // are a lower bound. While it is rebuilt, or where there is none, nothing does.
-func (c *candidate) credit(d *index.Depths, length, size int) {
+func (c *candidate) credit(length, size int) {
 	if t := c.member.Picture.Trust; t != fleet.Exact && t != fleet.Approximate {
 		return
 	}
-	gpu := min(int(d.Depth[index.LaneGPU]), (length-1)/size)
+	gpu := min(c.depth[index.LaneGPU], (length-1)/size)
 	reach := func(l index.Lane, before int) int {
-		if d.Depth[l] <= d.Depth[index.LaneGPU] {
+		if c.depth[l] <= c.depth[index.LaneGPU] {
 			return before
 		}
-		return max(before, min(int(d.Depth[l]), length/size))
+		return max(before, min(c.depth[l], length/size))
 	}
 	host := reach(index.LaneHost, gpu)
 	disk := reach(index.LaneDisk, host)

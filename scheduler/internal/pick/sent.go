@@ -60,11 +60,12 @@ func (p *Picker) send(w *work, r *Request, now time.Time) {
 
 // assume credits what was sent to a candidate: to policies that ask for it,
 // and as a prediction where there is no exact picture.
-func (p *Picker) assume(c *candidate, depth uint32, length, size int) {
+func (p *Picker) assume(c *candidate, length, size int) {
+	depth := c.depth[index.LaneApproximate]
 	if depth == 0 || !p.mirror.Follows(index.Member(c.member.ID), c.member.Picture.Epoch) {
 		return
 	}
-	c.sent = min(int(depth), (length-1)/size) * size
+	c.sent = min(depth, (length-1)/size) * size
 	if beyond := c.sent - c.cached(); beyond > 0 && c.member.Picture.Trust != fleet.Exact {
 		c.predicted = max(c.predicted, beyond)
 		c.assumed = true

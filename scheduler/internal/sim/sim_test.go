@@ -163,9 +163,11 @@ func TestNothingIsBelievedThatIsNotHeld(t *testing.T) {
 				for _, q := range list {
 					want := p.cache.match(q.Keys, len(q.Keys))
 					got := 0
-					for _, d := range s.index.Match(q.Keys, nil) {
-						if fleet.ID(d.Member) == id {
-							got = int(d.Depth[index.LaneGPU])
+					var answer index.Answer
+					s.index.Match(q.Keys, &answer)
+					for h, depth := range answer.All() {
+						if fleet.ID(h.Member()) == id {
+							got = int(depth)
 						}
 					}
 					if got != want {

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvscout/kvscout/agent/internal/publish"
@@ -30,13 +32,15 @@ const stopWait = 3 * time.Second
 
 // Agent serves one engine process.
 type Agent struct {
-	cfg     Config
-	engine  *vllm.Engine
-	watch   *watch
-	conn    atomic.Pointer[nats.Conn]
-	refused *refusals
-	admin   atomic.Pointer[net.Addr]
-	audits  audits
+	tracers    trace.TracerProvider
+	propagator propagation.TextMapPropagator
+	cfg        Config
+	engine     *vllm.Engine
+	watch      *watch
+	conn       atomic.Pointer[nats.Conn]
+	refused    *refusals
+	admin      atomic.Pointer[net.Addr]
+	audits     audits
 
 	mu     sync.Mutex // guards ranks
 	active map[*rank]*activity
@@ -81,6 +85,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 			a.cfg.Log.Warn("telemetry", "error", e)
 		}
 	}()
+	a.tracers, a.propagator = tel.Tracers, tel.Propagator
 	if err := a.meter(tel.Meters); err != nil {
 		return fmt.Errorf("metrics: %w", err)
 	}
@@ -166,6 +171,7 @@ func (a *Agent) start(ctx context.Context, g *errgroup.Group, n int, id identity
 	}
 	p, err := publish.New(publish.Config{
 		Conn: a.conn.Load(), Pool: a.cfg.Pool, Member: member, Picture: r, HeartbeatEvery: a.cfg.Heartbeat, Log: log,
+		Sent: a.tracer(member),
 	})
 	if err != nil {
 		return nil, err

@@ -74,14 +74,17 @@ func TestDocsListEveryFlag(t *testing.T) {
 // TestDocsAndAlertsNameRealMetrics holds that every metric is explained, and
 // that no page or rule speaks of one that does not exist.
 func TestDocsAndAlertsNameRealMetrics(t *testing.T) {
-	declared := regexp.MustCompile(`(?m)^\s*(Attr)?\w+\s*=\s*"(kvscout\.[a-z_.]+)"`)
-	var metrics, attributes []string
+	declared := regexp.MustCompile(`(?m)^\s*(Attr|Span)?\w+\s*=\s*"(kvscout\.[a-z_.]+)"`)
+	var metrics, attributes, spans []string
 	for _, file := range []string{"names.go", "agent.go"} {
 		for _, d := range declared.FindAllStringSubmatch(read(t, "../protocol/telemetry/"+file), -1) {
 			name := strings.ReplaceAll(d[2], ".", "_")
-			if d[1] != "" {
+			switch {
+			case strings.HasPrefix(strings.TrimSpace(d[0]), "Span"):
+				spans = append(spans, d[2])
+			case d[1] != "":
 				attributes = append(attributes, name)
-			} else {
+			default:
 				metrics = append(metrics, name)
 			}
 		}
@@ -109,6 +112,11 @@ func TestDocsAndAlertsNameRealMetrics(t *testing.T) {
 			if page == operations {
 				named[known] = true
 			}
+		}
+	}
+	for _, s := range spans {
+		if !strings.Contains(read(t, operations), "`"+s+"`") {
+			t.Errorf("%s does not explain the span %s", operations, s)
 		}
 	}
 	for _, m := range metrics {

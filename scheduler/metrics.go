@@ -21,6 +21,7 @@ type meters struct {
 	decisions *decisions
 	reports   metric.Int64Counter
 	calls     *calls
+	spans     *spans
 }
 
 // durations in seconds, from a decision that is a lookup to an engine that
@@ -35,6 +36,7 @@ func newMeters(s *Scheduler) (*meters, error) {
 		decisions: newDecisions(b),
 		reports:   b.counter(telemetry.SchedulerReports, "{report}", "Calls of Report."),
 		calls:     newCalls(b),
+		spans:     &spans{tracer: s.telemetry.Tracers.Tracer(telemetry.Scope), propagator: s.telemetry.Propagator},
 	}
 	b.observeFleet(s)
 	b.observePicker(s)
@@ -46,18 +48,11 @@ func newMeters(s *Scheduler) (*meters, error) {
 	return m, b.err
 }
 
-// decided counts an answer and writes it into the call's span.
+// decided counts an answer and records its span.
 func (m *meters) decided(ctx context.Context, d rpc.Decided) {
 	m.decisions.decided(ctx, &d)
-	if span := trace.SpanFromContext(ctx); span.IsRecording() {
-		span.SetAttributes(
-			attribute.String(telemetry.AttrDecision, d.Decision.ID),
-			attribute.String(telemetry.AttrMember, d.Decision.Candidates[0].Member.Info.Name),
-			attribute.String(telemetry.AttrPolicy, d.Decision.Policy),
-			attribute.String(telemetry.AttrFallbackReason, d.Decision.Fallback),
-			attribute.Int(telemetry.AttrPromptTokens, d.Decision.PromptTokens),
-			attribute.Int(telemetry.AttrCachedTokens, d.Decision.Candidates[0].Cached.Known()),
-		)
+	if trace.SpanFromContext(ctx).IsRecording() {
+		m.spans.record(ctx, &d)
 	}
 }
 
@@ -119,12 +114,6 @@ func (b *builder) observeFleet(s *Scheduler) {
 }
 
 func (b *builder) observePicker(s *Scheduler) {
-	b.events(telemetry.SchedulerLeftSessions, "Sessions that were taken from their last member by policies that keep them.", func(see see) {
-		left := s.picker.Stats().Left
-		for why := policy.Gone; why < policy.LeftReasons; why++ {
-			see(int64(left[why]), telemetry.AttrReason, why.String())
-		}
-	})
 	b.gauge(telemetry.SchedulerConfirm, "ms", "How long after its first token is due a prompt that was just sent is believed to be cached without an event.", func(see see) {
 		see(s.picker.Stats().Confirm.Milliseconds(), "", "")
 	})
@@ -139,6 +128,33 @@ func (b *builder) observePicker(s *Scheduler) {
 		see(int64(st.Moved), telemetry.AttrEvent, "moved")
 		see(int64(st.Copied), telemetry.AttrEvent, "copied")
 	})
+	b.tokens(telemetry.SchedulerHitTokens, "Prefixes found cached, of requests that were picked.", func(see see) {
+		l := s.picker.Stats().Ladder
+		see(int64(l.Prompt), telemetry.AttrRung, "prompt")
+		see(int64(l.Ideal), telemetry.AttrRung, "ideal")
+		see(int64(l.Feasible), telemetry.AttrRung, "feasible")
+		see(int64(l.Routed), telemetry.AttrRung, "routed")
+	})
+	b.tokens(telemetry.SchedulerDelivered, "Cached tokens of requests that were reported.", func(see see) {
+		d := s.fleet.Stats().Delivered
+		see(int64(d.Prompt), telemetry.AttrRung, "prompt")
+		see(int64(d.Predicted), telemetry.AttrRung, "predicted")
+		see(int64(d.Cached), telemetry.AttrRung, "delivered")
+	})
+	b.tokens(telemetry.SchedulerLostTokens, "Cached tokens that a request did not get.", func(see see) {
+		l := s.picker.Stats().Ladder
+		see(int64(l.Ideal-l.Feasible), telemetry.AttrWhere, "unavailable")
+		see(int64(l.Feasible-l.Routed), telemetry.AttrWhere, "diversion")
+		see(int64(s.fleet.Stats().Delivered.Missing), telemetry.AttrWhere, "index")
+	})
+	broken := b.observable(telemetry.SchedulerStickyBroken, "{request}", "Requests that left their session's last member.")
+	b.register(func(o metric.Observer) {
+		for reason, n := range s.picker.Stats().Left {
+			if left := policy.Left(reason); left != policy.Stayed {
+				o.ObserveInt64(broken, int64(n), metric.WithAttributes(attribute.String(telemetry.AttrReason, left.String())))
+			}
+		}
+	}, broken)
 }
 
 func (b *builder) observeIndex(s *Scheduler) {
@@ -302,6 +318,12 @@ func (b *builder) observable(name, unit, help string) metric.Int64ObservableCoun
 // events is a counter that read fills.
 func (b *builder) events(name, help string, read func(see)) {
 	c := b.observable(name, "{event}", help)
+	b.register(func(o metric.Observer) { read(seeing(o, c)) }, c)
+}
+
+// tokens is a counter of tokens that read fills.
+func (b *builder) tokens(name, help string, read func(see)) {
+	c := b.observable(name, "{token}", help)
 	b.register(func(o metric.Observer) { read(seeing(o, c)) }, c)
 }
 

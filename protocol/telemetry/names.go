@@ -1,5 +1,7 @@
 package telemetry
 
+import "strconv"
+
 // Scope is the instrumentation scope of everything that kvscout records.
 const Scope = "github.com/kvscout/kvscout"
 
@@ -34,6 +36,9 @@ const (
 	AttrShadow    = "kvscout.shadow"
 	AttrSame      = "kvscout.same"
 	AttrDirection = "kvscout.direction"
+	// AttrRung of the ladder from prompts to hits; AttrWhere tokens were lost.
+	AttrRung  = "kvscout.rung"
+	AttrWhere = "kvscout.where"
 	// AttrEvent: name of a counted event, for groups of rare counters.
 	AttrEvent = "kvscout.event"
 )
@@ -52,11 +57,60 @@ const (
 	AttrCachedTokens = "kvscout.cached_tokens"
 )
 
+// Spans, and what they say beside the attributes above.
+const (
+	// SpanDecision is one decision, below the call's span. It links to the span of
+	// the last delta that changed the first member's picture, where the agent
+	// recorded one.
+	SpanDecision = "kvscout.decision"
+	// SpanPublish is one delta sent by an agent.
+	SpanPublish = "kvscout.publish"
+	// AttrModel of the request, as the convention for models names it.
+	AttrModel = "gen_ai.request.model"
+	// AttrPredictedTokens are sent and not confirmed.
+	AttrPredictedTokens = "kvscout.predicted_tokens"
+	// AttrDepth: leading blocks that the first member has.
+	AttrDepth = "kvscout.depth"
+	// AttrCandidates: how many there were. AttrTop, AttrTopMS and AttrTopCached:
+	// names of the first three, their costs in ms, and their cached tokens.
+	AttrCandidates = "kvscout.candidates"
+	AttrTop        = "kvscout.top.members"
+	AttrTopMS      = "kvscout.top.ms"
+	AttrTopCached  = "kvscout.top.cached_tokens"
+	// AttrReceipt: the reason in a sentence.
+	AttrReceipt = "kvscout.receipt"
+	// AttrAge: ms since the first member was heard.
+	AttrAge = "kvscout.age_ms"
+	// AttrEpoch and AttrSequence: the last change of the first member's picture.
+	// An epoch is written as decimal digits: it does not fit a signed number.
+	AttrEpoch    = "kvscout.epoch"
+	AttrSequence = "kvscout.sequence"
+	// AttrKeys changed by a delta.
+	AttrKeys = "kvscout.keys"
+)
+
+// Epoch writes an epoch as AttrEpoch does.
+func Epoch(e uint64) string { return strconv.FormatUint(e, 10) }
+
 // Metrics of the scheduler. Units follow UCUM; the metrics page appends them.
 const (
 	// SchedulerDecisions counts answers to Pick and Score (method, policy,
 	// reason, fallback).
 	SchedulerDecisions = "kvscout.scheduler.decisions"
+	// SchedulerHitTokens is the ladder from prompts to hits, in tokens of
+	// requests that were picked (rung: prompt; ideal, the longest prefix that any
+	// member has; feasible, the longest that a candidate has; routed, that of the
+	// member chosen). SchedulerLostTokens are lost on the way (where: unavailable,
+	// between ideal and feasible; diversion, between feasible and routed; index,
+	// predicted and not delivered, of requests that were reported).
+	SchedulerHitTokens  = "kvscout.scheduler.hit.tokens"
+	SchedulerLostTokens = "kvscout.scheduler.lost.tokens"
+	// SchedulerDelivered are cached tokens of reported requests (rung: prompt,
+	// predicted, delivered), since the start.
+	SchedulerDelivered = "kvscout.scheduler.delivered.tokens"
+	// SchedulerStickyBroken counts requests of a session, or of a conversation
+	// that was recognised, that did not go to its last member (reason).
+	SchedulerStickyBroken = "kvscout.scheduler.sticky_broken"
 	// SchedulerShadowDecisions counts decisions that were shown to the policy that
 	// does not decide (policy, shadow, same). SchedulerShadowTime and
 	// SchedulerShadowTokens: predicted ms to the first token, and cached tokens,
@@ -92,12 +146,10 @@ const (
 	SchedulerIndexBytes   = "kvscout.scheduler.index.bytes"
 	// SchedulerIndexEvents counts what happened in the index (event).
 	SchedulerIndexEvents = "kvscout.scheduler.index.events"
-	// SchedulerLeftSessions counts the decisions that took a session from its
-	// last member, SchedulerSentBlocks what members are believed to hold because
-	// it was sent there.
-	SchedulerLeftSessions = "kvscout.scheduler.sessions.left"
-	SchedulerSentBlocks   = "kvscout.scheduler.sent.blocks"
-	SchedulerSentEvents   = "kvscout.scheduler.sent.events"
+	// SchedulerSentBlocks are what members are believed to hold because it was
+	// sent there, SchedulerSentEvents count what was noted of that (event).
+	SchedulerSentBlocks = "kvscout.scheduler.sent.blocks"
+	SchedulerSentEvents = "kvscout.scheduler.sent.events"
 	// SchedulerConfirm is how long a prediction is believed.
 	SchedulerConfirm = "kvscout.scheduler.predictions.confirm"
 

@@ -105,9 +105,10 @@ func New(ctx context.Context, cfg Config) (_ *Telemetry, err error) {
 	return t, nil
 }
 
-// Handler serves the metrics in Prometheus' text format.
+// Handler serves the metrics in Prometheus' text format, or in OpenMetrics',
+// which has exemplars, to those who ask for it.
 func (t *Telemetry) Handler() http.Handler {
-	return promhttp.HandlerFor(t.registry, promhttp.HandlerOpts{})
+	return promhttp.HandlerFor(t.registry, promhttp.HandlerOpts{EnableOpenMetrics: true})
 }
 
 // Shutdown sends what is left and ends the exporters.

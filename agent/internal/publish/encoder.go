@@ -14,6 +14,8 @@ import (
 )
 
 const (
+	// maxHeader is room for what Config.Sent adds.
+	maxHeader = 256
 	// keepOps is how long a buffer of changes may be and still be kept for
 	// the next tick.
 	keepOps = 1 << 14

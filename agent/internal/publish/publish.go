@@ -60,6 +60,9 @@ type Config struct {
 	HeartbeatEvery time.Duration
 	// Log of what happens to the connection; nil: nowhere.
 	Log *slog.Logger
+	// Sent is told of each delta before it goes, and may add headers to it; nil:
+	// nobody is, and deltas have none.
+	Sent func(epoch, sequence uint64, keys int, header nats.Header)
 }
 
 // Stats counts what happened since New.
@@ -211,6 +214,20 @@ func (p *Publisher) tick(ctx context.Context, status <-chan nats.Status) {
 	}
 }
 
+// sendLocked sends the delta of the present sequence.
+func (p *Publisher) sendLocked(data []byte, keys int) error {
+	if p.cfg.Sent == nil {
+		return p.cfg.Conn.Publish(p.blocks, data)
+	}
+	m := nats.NewMsg(p.blocks)
+	m.Data = data
+	p.cfg.Sent(p.epoch, p.sequence, keys, m.Header)
+	if len(m.Header) == 0 {
+		return p.cfg.Conn.Publish(p.blocks, data)
+	}
+	return p.cfg.Conn.PublishMsg(m)
+}
+
 // publish sends what changed, and a heartbeat where that cannot wait.
 func (p *Publisher) publish() {
 	p.mu.Lock()
@@ -265,7 +282,7 @@ func (p *Publisher) drainLocked() State {
 		p.sequence++
 		data, err := p.encoder.delta(part, st, p.sequence)
 		if err == nil {
-			err = p.cfg.Conn.Publish(p.blocks, data)
+			err = p.sendLocked(data, part.keys)
 		}
 		if err != nil {
 			// The rest is not sent: the gap is there, and more of the same
@@ -286,9 +303,13 @@ func (p *Publisher) drainLocked() State {
 	return st
 }
 
-// limit is how large a message may be.
+// limit is how large a message may be. The server counts its headers too.
 func (p *Publisher) limit() int {
-	if n := p.cfg.Conn.MaxPayload(); n > 0 && n < protocol.MaxMessage {
+	n := p.cfg.Conn.MaxPayload()
+	if p.cfg.Sent != nil {
+		n -= maxHeader
+	}
+	if n > 0 && n < protocol.MaxMessage {
 		return int(n)
 	}
 	return protocol.MaxMessage

@@ -378,6 +378,11 @@ func (f *Fleet) countLocked(d *decision, r Report) {
 	if d.moved {
 		return // the prediction was for another member
 	}
+	all := &f.stats.Delivered
+	all.Prompt += r.PromptTokens
+	all.Predicted += d.cached
+	all.Cached += r.Cached
+	all.Missing += d.cached - min(d.cached, r.Cached)
 	a := d.slot.member.account
 	sum := *a.reported.Load()
 	sum.Requests++

@@ -99,8 +99,15 @@ type Stats struct {
 	// reported done, Evicted those dropped at the bound, Refused members that
 	// could not join, Failures reports of one, Paused members that were left
 	// out for them, Adopted decisions of other schedulers.
+	// Delivered sums what was reported of requests on the members that they were
+	// predicted for.
+	Delivered                                                     Delivered
 	Decided, Expired, Evicted, Refused, Failures, Paused, Adopted uint64
 }
+
+// Delivered are prompt tokens, the cached ones by prediction and by the engines'
+// own counts, and how much of the prediction was not there.
+type Delivered struct{ Prompt, Predicted, Cached, Missing uint64 }
 
 // slot is the mutable side of a member, guarded by Fleet.mu.
 type slot struct {

@@ -170,6 +170,7 @@ type Picture struct {
 	Epoch, Sequence uint64
 	EngineBatches   uint64    // event batches that the picture stands on
 	Held            [3]uint64 // blocks by lane
+	Trace           string    // context of the span that the last change was sent in; may be empty
 }
 
 // Member is what was known of a member when its View was made. All but

@@ -36,6 +36,8 @@ const (
 	leastLitter = 8 << 20
 	// sweepEvery is how often silent members are looked for.
 	sweepEvery = 250 * time.Millisecond
+	// maxTrace bounds the trace context of a delta in bytes.
+	maxTrace = 64
 	// settle is how long after the connection members may announce
 	// themselves before nobody is taken for everybody.
 	settle = 1500 * time.Millisecond
@@ -203,7 +205,19 @@ func (in *Ingest) itemOf(m *nats.Msg) (item, error) {
 	if kind == protocol.Load {
 		return item{kind: isHeartbeat, name: name, data: m.Data}, nil
 	}
-	return item{kind: isDelta, name: name, data: m.Data}, nil
+	it := item{kind: isDelta, name: name, data: m.Data}
+	if len(m.Header) > 0 {
+		it.trace = traceOf(m.Header)
+	}
+	return it, nil
+}
+
+// traceOf is the context of the span that a delta was sent in; empty: none.
+func traceOf(h nats.Header) string {
+	if t := h.Get("Traceparent"); len(t) <= maxTrace {
+		return t
+	}
+	return ""
 }
 
 func (in *Ingest) enqueue(it item) {

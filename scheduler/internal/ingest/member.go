@@ -62,6 +62,7 @@ type member struct {
 	epoch, sequence uint64
 	held            protocol.Held
 	batches         uint64 // of the engine, in the picture
+	trace           string // of the last delta applied; empty: it had none
 
 	failures int
 	syncedAt time.Time
@@ -91,7 +92,7 @@ func newMember(name string, id fleet.ID, x *index.Index, rng *rand.Rand, c *coun
 
 // picture is what may be said about the member in answers.
 func (m *member) picture() fleet.Picture {
-	p := fleet.Picture{Trust: trustOf(m.trust), Reason: m.reason, Epoch: m.epoch, Sequence: m.sequence, EngineBatches: m.batches}
+	p := fleet.Picture{Trust: trustOf(m.trust), Reason: m.reason, Epoch: m.epoch, Sequence: m.sequence, EngineBatches: m.batches, Trace: m.trace}
 	if m.synced {
 		for l := range p.Held {
 			p.Held[l] = m.held[l].Count

@@ -28,6 +28,7 @@ type item struct {
 	name    string
 	attempt uint64
 	data    []byte
+	trace   string // context of the span that a delta was sent in; may be empty
 	at      time.Time
 }
 
@@ -133,7 +134,12 @@ func (w *worker) handle(it item, now time.Time) {
 			return
 		}
 		c.deltas.Add(1)
-		w.step(m, func() { m.delta(d, len(it.data), now) })
+		w.step(m, func() {
+			m.delta(d, len(it.data), now)
+			if m.sequence == d.GetHeader().GetSequence() {
+				m.trace = it.trace
+			}
+		})
 	case isChunk:
 		chunk, err := protocol.ReadChunk(it.data, it.name)
 		if err != nil {

@@ -30,6 +30,7 @@ type work struct {
 	misfits    int   // candidates with blocks of another size than the keys'
 	failing    bool  // all candidates are left out for failures
 	gauges     bool
+	ideal      int      // longest prefix in tokens that any member has, candidate or not
 	last       fleet.ID // member of the session's last request
 	known      bool     // there is one
 	choosing
@@ -71,7 +72,7 @@ func (w *work) release() {
 	}
 	w.scopes = w.scopes[:0]
 	w.texts = w.texts[:0]
-	w.misfits, w.failing = 0, false
+	w.misfits, w.failing, w.ideal = 0, false, 0
 	w.room = nil
 	clear(w.groups) // profiles that were replaced are not to be kept
 }

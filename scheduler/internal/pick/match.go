@@ -141,6 +141,7 @@ func (p *Picker) search(w *work, at int, r *Request, now time.Time) {
 		for _, depth := range w.held.All() {
 			deepest = max(deepest, int(depth))
 		}
+		w.ideal = max(w.ideal, min(deepest, (r.Prompt.length()-1)/s.BlockSize)*s.BlockSize)
 		deepest = max(deepest, p.forecast.look(s.keys, sent, now))
 		s.known = deepest
 		if deepest < len(s.keys) || len(s.keys) == s.blocks {

@@ -75,6 +75,7 @@ type Picker struct {
 	speeds   speeds
 	outbox   outbox
 	left     [policy.LeftReasons]atomic.Uint64
+	ladder   ladder
 	outputs  outputs
 	profiles atomic.Pointer[profile.Set]
 
@@ -188,7 +189,7 @@ func (p *Picker) try(r *Request, pol policy.Policy, shadow *policy.Policy, expla
 	}
 	d = w.receipt(r, pol, view, now)
 	if r.Reserve {
-		p.keep(w, now)
+		p.keep(w, r, pol, now)
 		d.ID = strconv.FormatUint(uint64(id), 16)
 	}
 	if shadow != nil {
@@ -210,12 +211,42 @@ func (p *Picker) facts(w *work, r *Request, needs policy.Needs, now time.Time) {
 	}
 }
 
-// keep remembers what later decisions go by.
-func (p *Picker) keep(w *work, now time.Time) {
+// Ladder is how much of prompts was found cached, in tokens.
+type Ladder struct {
+	// Prompt tokens; Ideal, the longest prefixes that any member had; Feasible,
+	// the longest that a candidate had; Routed, those of the members chosen.
+	Prompt, Ideal, Feasible, Routed uint64
+}
+
+// ladder is a Ladder in the making.
+type ladder struct{ prompt, ideal, feasible, routed atomic.Uint64 }
+
+// keep remembers what later decisions go by, and counts.
+func (p *Picker) keep(w *work, r *Request, pol policy.Policy, now time.Time) {
 	if len(w.texts) > 0 {
 		p.seen.add(w.texts, now)
 	}
-	p.left[w.round.Left].Add(1)
+	p.left[w.left(pol)].Add(1)
+	feasible := 0
+	for i := range w.candidates {
+		feasible = max(feasible, w.candidates[i].cached())
+	}
+	p.ladder.prompt.Add(uint64(r.Prompt.length()))
+	p.ladder.ideal.Add(uint64(max(w.ideal, feasible)))
+	p.ladder.feasible.Add(uint64(feasible))
+	p.ladder.routed.Add(uint64(w.candidates[w.best].cached()))
+}
+
+// left says why the session's last member was left, as the policy says, or for
+// those that go by time.
+func (w *work) left(pol policy.Policy) policy.Left {
+	if w.round.Left != policy.Stayed || !pol.Times || !w.known || w.candidates[w.best].member.ID == w.last {
+		return w.round.Left
+	}
+	if w.candidate(w.last) == nil {
+		return policy.Gone
+	}
+	return policy.Slow
 }
 
 // Stats counts what happened since New.
@@ -223,8 +254,8 @@ type Stats struct {
 	// Unmeasured counts the candidates whose profile says nothing of the
 	// request's lengths.
 	Unmeasured uint64
-	// Left counts the decisions by policies that keep owners that left one, by
-	// reason; at 0 all others.
+	// Left counts the decisions that left the session's last member, or what a
+	// policy takes for that, by reason; at 0 all others.
 	Left [policy.LeftReasons]uint64
 	// Confirm is how long after its first token is due what was just sent is
 	// believed without an event.
@@ -232,6 +263,8 @@ type Stats struct {
 	// Sent is what was noted of prompts for members without an exact picture,
 	// and for policies that go by it.
 	Sent approx.Stats
+	// Ladder of the requests that were picked.
+	Ladder Ladder
 }
 
 // Stats returns the counts.
@@ -239,6 +272,10 @@ func (p *Picker) Stats() Stats {
 	s := Stats{Unmeasured: p.unmeasured.Load(), Confirm: p.delay.confirm(), Sent: p.mirror.Stats()}
 	for i := range p.left {
 		s.Left[i] = p.left[i].Load()
+	}
+	s.Ladder = Ladder{
+		Prompt: p.ladder.prompt.Load(), Ideal: p.ladder.ideal.Load(),
+		Feasible: p.ladder.feasible.Load(), Routed: p.ladder.routed.Load(),
 	}
 	return s
 }

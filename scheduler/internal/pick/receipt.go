@@ -25,6 +25,9 @@ type Decision struct {
 	// Fallback names what was missing when the answer does not stand on exact
 	// prefixes; empty otherwise.
 	Fallback string
+	// Model as the request named it, and how many Candidates there were in all.
+	Model  string
+	Number int
 	// PromptTokens; 0: not known.
 	PromptTokens int
 	// EnginePriority to put into the request where the engine serves by it.
@@ -77,6 +80,8 @@ func (w *work) receipt(r *Request, pol policy.Policy, view *fleet.View, now time
 		Candidates:     make([]Candidate, len(order)),
 		Policy:         pol.Name,
 		Fallback:       w.fallback(r, pol, view, now),
+		Model:          r.Model,
+		Number:         len(w.candidates),
 		PromptTokens:   length,
 		EnginePriority: priority(now, w.round.Costs[w.best]),
 		ExpectedOutput: int(w.round.Output),

@@ -1,0 +1,74 @@
+package scheduler
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kvscout/kvscout/protocol/telemetry"
+	"github.com/kvscout/kvscout/scheduler/internal/rpc"
+)
+
+// top is how many candidates a span names.
+const top = 3
+
+// spans records decisions. It is asked only where the call is traced.
+type spans struct {
+	tracer     trace.Tracer
+	propagator propagation.TextMapPropagator
+}
+
+// record writes the span of a decision that is made: its parent is the call.
+func (s *spans) record(ctx context.Context, d *rpc.Decided) {
+	a := d.Decision
+	first := &a.Candidates[0]
+	picture := &first.Member.Picture
+	names, costs, cached := make([]string, 0, top), make([]float64, 0, top), make([]int, 0, top)
+	for i := range a.Candidates[:min(top, len(a.Candidates))] {
+		c := &a.Candidates[i]
+		names, costs, cached = append(names, c.Member.Info.Name), append(costs, c.Cost.Total), append(cached, c.Cached.Known())
+	}
+	attributes := []attribute.KeyValue{
+		attribute.String(telemetry.AttrMethod, d.Method),
+		attribute.String(telemetry.AttrDecision, a.ID),
+		attribute.String(telemetry.AttrModel, a.Model),
+		attribute.String(telemetry.AttrPolicy, a.Policy),
+		attribute.String(telemetry.AttrReason, a.Why.String()),
+		attribute.String(telemetry.AttrReceipt, a.Reason),
+		attribute.String(telemetry.AttrFallbackReason, a.Fallback),
+		attribute.Int(telemetry.AttrPromptTokens, a.PromptTokens),
+		attribute.Int(telemetry.AttrCachedTokens, first.Cached.Known()),
+		attribute.Int(telemetry.AttrPredictedTokens, first.Cached.Predicted),
+		attribute.Int(telemetry.AttrCandidates, a.Number),
+		attribute.StringSlice(telemetry.AttrTop, names),
+		attribute.Float64Slice(telemetry.AttrTopMS, costs),
+		attribute.IntSlice(telemetry.AttrTopCached, cached),
+		attribute.String(telemetry.AttrMember, first.Member.Info.Name),
+		attribute.String(telemetry.AttrTrust, strings.ToLower(picture.Trust.String())),
+		attribute.Int64(telemetry.AttrAge, int64(first.Age/time.Millisecond)),
+		attribute.String(telemetry.AttrEpoch, telemetry.Epoch(picture.Epoch)),
+		attribute.Int64(telemetry.AttrSequence, int64(picture.Sequence)),
+	}
+	if size := first.Member.Info.BlockSize; size > 0 {
+		attributes = append(attributes, attribute.Int(telemetry.AttrDepth, first.Cached.Known()/size))
+	}
+	if a.Shadow.Policy != "" {
+		attributes = append(attributes, attribute.String(telemetry.AttrShadow, a.Shadow.Policy), attribute.Bool(telemetry.AttrSame, a.Shadow.Same))
+	}
+	options := []trace.SpanStartOption{trace.WithTimestamp(d.Start), trace.WithAttributes(attributes...)}
+	if picture.Trace != "" {
+		change := trace.SpanContextFromContext(s.propagator.Extract(context.Background(), propagation.MapCarrier{"traceparent": picture.Trace}))
+		if change.IsValid() {
+			options = append(options, trace.WithLinks(trace.Link{SpanContext: change, Attributes: []attribute.KeyValue{
+				attribute.String(telemetry.AttrEpoch, telemetry.Epoch(picture.Epoch)),
+				attribute.Int64(telemetry.AttrSequence, int64(picture.Sequence)),
+			}}))
+		}
+	}
+	_, span := s.tracer.Start(ctx, telemetry.SpanDecision, options...)
+	span.End(trace.WithTimestamp(d.Start.Add(d.Took)))
+}

@@ -31,8 +31,8 @@ type Key uint64
 
 // Lead is how many keys are named with a block to say what it follows: those
 // before it, its parent last, fewer only where its chain begins. An index that
-// has an entry for one key in Lead+1 finds the block's place by them.
-const Lead = 15
+// has an entry for one key in Lead finds the parent by them.
+const Lead = 16
 
 // Before returns the keys that lead to position i of a chain.
 func Before(chain []Key, i int) []Key { return chain[max(0, i-Lead):i:i] }

@@ -286,7 +286,7 @@ type Stored struct {
 	Keys []uint64 `protobuf:"fixed64,4,rep,packed,name=keys,proto3" json:"keys,omitempty"`
 	// through is the last of the lanes; unspecified: lane alone.
 	Through Lane `protobuf:"varint,5,opt,name=through,proto3,enum=kvscout.bus.v1.Lane" json:"through,omitempty"`
-	// before are the 15 keys before keys[0] in its chain, in order; all there are
+	// before are the 16 keys before keys[0] in its chain, in order; all there are
 	// where the chain begins.
 	Before        []uint64 `protobuf:"fixed64,6,rep,packed,name=before,proto3" json:"before,omitempty"`
 	unknownFields protoimpl.UnknownFields

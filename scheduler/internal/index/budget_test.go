@@ -34,23 +34,23 @@ func TestBudgetIsKeptUnderAnyLoad(t *testing.T) {
 			x := New(Config{MaxBytes: bound})
 			model := newNaive()
 			var recent [][]blockkey.Key
-			limit := 800_000
-			if raceEnabled {
-				limit = 550_000 // one goroutine
-			}
-			for i, blocks := 0, 0; blocks < limit && i < 30_000; i++ {
+			// On for half as long again once it sheds.
+			for i, end := 0, 60_000; i < end; i++ {
 				m, keys := load(r, i)
 				x.Store(m, LaneGPU, nil, 0, keys)
 				model.Store(m, LaneGPU, nil, 0, keys)
-				blocks += len(keys)
 				if recent = append(recent, keys); len(recent) > 10 {
 					recent = recent[1:]
 				}
 				if i%512 != 0 {
 					continue
 				}
-				if s := x.Stats(); s.Bytes > bound {
+				s := x.Stats()
+				if s.Bytes > bound {
 					t.Fatalf("after %d stores: %d bytes of %d", i, s.Bytes, bound)
+				}
+				if s.Shed > 0 && end == 60_000 {
+					end = i * 3 / 2
 				}
 				if err := below(x, model, recent); err != nil {
 					t.Fatal(err)

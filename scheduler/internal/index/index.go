@@ -200,8 +200,8 @@ func (x *Index) holder(m Member, l Lane) *holder {
 }
 
 // place is where the block behind before belongs: behind its parent. If the
-// parent is in the index, it is found: of the keys before it in its run, at
-// most Lead ones back, one has an entry.
+// parent is in the index, it is found: it or one of the Lead-1 keys before it
+// is the first of a page of its run.
 func (x *Index) place(h *holder, before []blockkey.Key, position uint32) (n, offset uint32, ok bool) {
 	last := len(before) - 1
 	if last < 0 {
@@ -214,7 +214,7 @@ func (x *Index) place(h *holder, before []blockkey.Key, position uint32) (n, off
 		}
 	}
 	// Most runs begin at a multiple of pageKeys.
-	likely := last - int(position-1)%pageKeys
+	likely := last - int((position-1)%pageKeys)
 	if likely >= 0 {
 		if n, offset, ok = x.behind(before[likely:]); ok {
 			return n, offset, true

@@ -144,7 +144,7 @@ func (s *slab[C]) drop(n uint32) {
 
 const (
 	pageBits  = 4 // keys of a page
-	pageKeys  = blockkey.Lead + 1
+	pageKeys  = blockkey.Lead
 	pagesBits = 10
 	runsBits  = 9
 	listsBits = 12

@@ -86,8 +86,9 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	fs.IntVar(&o.arrival.BlockSize, "block-size", 0, "`tokens` a block; 0: 512 for a trace, as public ones have, else 16")
 	fs.StringVar(&o.policies, "policies", "least-tokens,default,oracle", "`names` of policies, with commas between")
 	fs.IntVar(&o.Pods, "pods", o.Pods, "`number` of pods")
-	fs.StringVar(&o.engine, "engine", sim.DefaultEngine, "`name` of an engine, or a JSON file with one; there are "+strings.Join(sim.Engines(), ", "))
+	fs.StringVar(&o.engine, "engine", sim.DefaultEngine, "`name` of an engine, or a JSON file with one; several with commas between: the pods have them in turn. There are "+strings.Join(sim.Engines(), ", "))
 	fs.Float64Var(&o.Capacity, "capacity", o.Capacity, "`multiple` of the engine's KV cache")
+	fs.IntVar(&o.HostTokens, "host-tokens", 0, "`tokens` that each pod keeps in host memory")
 	fs.StringVar((*string)(&o.Admission), "admission", string(o.Admission), "`rule` by which a request begins: vllm (its prompt fits) or reserve (its whole output, too)")
 	fs.BoolVar(&o.EnginePriority, "engine-priority", false, "engines serve waiting requests by the priority of the answer")
 	fs.IntVar(&o.seeds, "seeds", 1, "`number` of seeds to play")
@@ -142,8 +143,12 @@ func parse(args []string, stdout io.Writer) (options, error) {
 // play runs every policy with every seed and prints in that order.
 func (o options) play(ctx context.Context, stdout, stderr io.Writer) error {
 	var err error
-	if o.Engine, err = engine(o.engine); err != nil {
-		return err
+	for name := range strings.SplitSeq(o.engine, ",") {
+		e, err := engine(strings.TrimSpace(name))
+		if err != nil {
+			return err
+		}
+		o.Engines = append(o.Engines, e)
 	}
 	workload, err := o.workload()
 	if err != nil {

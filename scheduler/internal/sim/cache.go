@@ -126,6 +126,17 @@ func (c *cache) name(at int32, chain []blockkey.Key, position int) {
 	c.change(true, at)
 }
 
+// named lists the blocks that hold something.
+func (c *cache) named() []*block {
+	list := make([]*block, 0, len(c.byKey))
+	for at := range c.blocks {
+		if c.blocks[at].key != 0 {
+			list = append(list, &c.blocks[at])
+		}
+	}
+	return list
+}
+
 // forget drops the content of a block.
 func (c *cache) forget(at int32) {
 	b := &c.blocks[at]

@@ -37,14 +37,14 @@ type request struct {
 	goal     int     // tokens to compute before the next one comes out
 	made     int     // tokens that came out
 
-	begun                bool // admitted once
-	cached               int  // tokens of the prompt found at first admission
-	firstAdmitted, first time.Duration
+	begun                bool          // admitted once
+	cached               int           // tokens of the prompt found at first admission
+	firstAdmitted, first time.Duration // when it began to compute; when the first token came
 	predictedMS          float64
 	predictedCached      int
-	preempted, resent    int
+	resent               int
 	loaded               time.Duration // when what lies in host memory has come
-	fromHost             int           // tokens of it
+	landing              int           // blocks that come from there; 0 once they did
 }
 
 // decoding tells that the next step brings a token.
@@ -61,6 +61,8 @@ type engine struct {
 	ranked    bool // waiting requests are served by priority, not by arrival
 	blockSize int
 	cache     *cache
+	host      *cache        // what host memory holds, if there is any; nobody uses its blocks
+	link      time.Duration // when the way from host memory is free
 	// held, if set, says how many leading blocks of a prompt need not be
 	// computed; otherwise the cache does.
 	held func(r *request) int
@@ -81,10 +83,10 @@ type engine struct {
 
 // counts of an engine since the run began.
 type counts struct {
-	busy                  time.Duration
-	hit, queried          int // tokens
-	computed, preemptions int
-	mostRunning           int
+	busy                   time.Duration
+	hit, queried, fromHost int // tokens
+	computed, preemptions  int
+	mostRunning            int
 }
 
 // stretch is what an engine is busy with.
@@ -175,6 +177,7 @@ func (e *engine) begin() {
 		if budget == 0 {
 			break
 		}
+		e.land(r)
 		n := min(r.goal-r.computed, budget)
 		fits, gaveUp := e.grow(r, r.computed+n)
 		preempted = preempted || gaveUp
@@ -312,8 +315,12 @@ func (e *engine) token(r *request, n int) {
 	if r.made == n && r.first == 0 {
 		r.first = e.calendar.now
 		e.tell.firstToken(r)
+		if r.Output > 1 {
+			e.offload(r)
+		}
 	}
 	if r.made >= r.Output {
+		e.offload(r)
 		e.release(r)
 		e.count(r)
 		e.tell.end(r)
@@ -329,6 +336,9 @@ func (e *engine) reset() []*request {
 	}
 	e.busy, e.running, e.waiting = false, nil, nil
 	e.cache, e.totals = newCache(e.cache.limit), fleet.Totals{}
+	if e.host != nil {
+		e.host, e.link = newCache(e.host.limit), 0
+	}
 	return broken
 }
 
@@ -349,9 +359,13 @@ func (e *engine) admit(r *request) bool {
 	most := (r.goal - 1) / e.blockSize
 	keys := r.Keys[:min(len(r.Keys), most)]
 	local := e.cache.match(keys, most)
-	hit := local
+	hit, landing := local, 0
+	if e.host != nil {
+		landing = e.host.match(keys[local:], most)
+		hit += landing
+	}
 	if e.held != nil {
-		hit = min(e.held(r), most)
+		hit, landing = min(e.held(r), most), 0
 	}
 	need := ceil(r.goal, e.blockSize)
 	if e.admission == Reserve {
@@ -368,7 +382,11 @@ func (e *engine) admit(r *request) bool {
 	for len(r.blocks) < hit {
 		r.blocks = append(r.blocks, e.cache.take())
 	}
-	e.nameFrom(r, local, hit)
+	if landing > 0 {
+		e.fetch(r, landing)
+	} else {
+		e.nameFrom(r, local, hit)
+	}
 	if e.admission == Reserve {
 		for len(r.blocks) < need {
 			e.another(r)
@@ -377,11 +395,49 @@ func (e *engine) admit(r *request) bool {
 	}
 	if !r.begun {
 		r.begun = true
-		r.cached, r.firstAdmitted = r.computed, e.calendar.now
+		r.cached, r.firstAdmitted = r.computed, max(e.calendar.now, r.loaded)
 		e.counts.hit += r.cached
+		e.counts.fromHost += landing * e.blockSize
 		e.counts.queried += r.Length
 	}
 	return true
+}
+
+// fetch lets so many blocks come from host memory, one request after the other.
+func (e *engine) fetch(r *request, blocks int) {
+	bytes := float64(blocks*e.blockSize) * float64(e.profile.KVBytes)
+	e.link = max(e.link, e.calendar.now) + time.Duration(bytes/e.profile.HostGBps) // GB/s are bytes/ns
+	r.loaded, r.landing = e.link, blocks
+	e.calendar.at(r.loaded, func() {
+		if !e.busy {
+			e.begin()
+		}
+	})
+}
+
+// land says that what was fetched for r is there.
+func (e *engine) land(r *request) {
+	if r.landing > 0 {
+		hit := r.computed / e.blockSize
+		e.nameFrom(r, hit-r.landing, hit)
+		r.landing = 0
+	}
+}
+
+// offload copies what r has computed to host memory, as far as it is not there
+// already: from its tail to its head, so that heads live longest there, too.
+func (e *engine) offload(r *request) {
+	if e.host == nil {
+		return
+	}
+	for i := min(r.computed/e.blockSize, len(r.Keys)) - 1; i >= 0; i-- {
+		at, ok := e.host.use(r.Keys[i])
+		if !ok {
+			at = e.host.take()
+			e.host.name(at, r.Keys, i)
+		}
+		e.host.release(at, true)
+	}
 }
 
 // another takes one more block for r: that which holds its content already, or
@@ -423,9 +479,8 @@ func (e *engine) grow(r *request, tokens int) (fits, preempted bool) {
 // preempt takes everything from a running request, and lets it wait again.
 func (e *engine) preempt(r *request) {
 	e.counts.preemptions++
-	r.preempted++
 	e.release(r)
-	r.computed = 0
+	r.computed, r.loaded, r.landing = 0, 0, 0
 	e.running = slices.DeleteFunc(e.running, func(o *request) bool { return o == r })
 	e.wait(r)
 }

@@ -90,8 +90,8 @@ func (b *bench) restart(*pod) {}
 
 func newBench(t testing.TB, cfg Config, s *script) *bench {
 	cfg.Pods = 1
-	if cfg.Engine.Name == "" {
-		cfg.Engine = plain
+	if len(cfg.Engines) == 0 {
+		cfg.Engines = []Profile{plain}
 	}
 	cfg.Arrivals = func(uint64) arrival.Source { return s }
 	if err := cfg.Validate(); err != nil {
@@ -230,8 +230,30 @@ func TestRequestsThatNeverFitAreRefused(t *testing.T) {
 	b := newBench(t, Config{}, scripted(16,
 		arrival.Request{Length: 160, Output: 1},
 		arrival.Request{Length: 150, Output: 10})).play()
-	if b.log.rejects != 1 || len(b.ends) != 1 {
-		t.Errorf("%d refused, ends %v", b.log.rejects, b.ends)
+	if b.log.rejects != 1 || b.log.ended() != 2 || b.ends[0] != 0 || b.first[0] != 0 || b.first[1] == 0 {
+		t.Errorf("%d refused, first tokens %v", b.log.rejects, b.first)
+	}
+}
+
+func TestWhatWasEvictedComesFromHostMemory(t *testing.T) {
+	slow := plain
+	slow.KVBytes, slow.HostGBps = 1e6, 1 // 1 ms a token
+	b := newBench(t, Config{Engines: []Profile{slow}, HostTokens: 320}, scripted(16,
+		arrival.Request{Length: 96, Output: 1, Keys: keys(1, 6)},
+		arrival.Request{At: time.Second, Length: 96, Output: 1, Keys: keys(2, 6)}, // evicts the last two of the first
+		arrival.Request{At: 2 * time.Second, Length: 100, Output: 2, Keys: keys(1, 6)},
+		arrival.Request{At: 2*time.Second + ms(1), Length: 20, Output: 1},
+	)).play()
+	// 32 ms for two blocks, then 4 tokens behind 96. A prompt that needs none of
+	// that is computed meanwhile.
+	if want := 2*time.Second + ms(32+10+0.001*4*98); b.hits[2] != 96 || !near(b.first[2], want) {
+		t.Errorf("%d tokens are cached, first token %v, want 96 and %v", b.hits[2], b.first[2], want)
+	}
+	if want := 2*time.Second + ms(1+20+0.001*200); !near(b.first[3], want) {
+		t.Errorf("first token of the other %v, want %v", b.first[3], want)
+	}
+	if n := b.pods[0].counts.fromHost; n != 32 {
+		t.Errorf("%d tokens came from host memory", n)
 	}
 }
 

@@ -3,6 +3,7 @@ package sim
 import (
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvscout/kvscout/protocol/blockkey"
@@ -30,6 +31,7 @@ type Result struct {
 	ITLMean  float64 `json:"itl_mean_ms"`
 
 	TokenHit        float64 `json:"token_hit"`
+	HostHit         float64 `json:"host_hit"`
 	TokenHitCeiling float64 `json:"token_hit_ceiling"`
 	LoadCV          float64 `json:"load_cv"`
 	Goodput         float64 `json:"goodput"`
@@ -57,6 +59,7 @@ type Result struct {
 type Settings struct {
 	Engine         string  `json:"engine"`
 	KVTokens       int     `json:"kv_tokens"`
+	HostTokens     int     `json:"host_tokens"`
 	Capacity       float64 `json:"capacity"`
 	BlockSize      int     `json:"block_size"`
 	Pods           int     `json:"pods"`
@@ -172,7 +175,7 @@ func (r *run) result() Result {
 		Span:                 l.last.Seconds(),
 		Throughput:           share(float64(l.tokens), l.last.Seconds()),
 		Settings: Settings{
-			Engine: r.cfg.Engine.Name, KVTokens: r.blocks() * r.cfg.blockSize, Capacity: r.cfg.Capacity,
+			Engine: engines(r.cfg.Engines), KVTokens: r.memory() * r.cfg.blockSize, HostTokens: r.cfg.HostTokens, Capacity: r.cfg.Capacity,
 			BlockSize: r.cfg.blockSize, Pods: r.cfg.Pods, Admission: string(r.cfg.Admission),
 			EnginePriority: r.cfg.EnginePriority, EventLag: r.cfg.EventLag.Seconds(),
 			SampleInterval: r.cfg.SampleInterval.Seconds(), SampleAge: r.cfg.SampleAge.Seconds(),
@@ -186,17 +189,28 @@ func (r *run) result() Result {
 	slices.Sort(l.ttft)
 	res.TTFTMean = mean(l.ttft)
 	res.TTFTP50, res.TTFTP90, res.TTFTP99 = quantile(l.ttft, .5), quantile(l.ttft, .9), quantile(l.ttft, .99)
-	var hit, queried int
+	var hit, queried, fromHost int
 	var busy []float64
 	for _, p := range r.pods {
 		hit += p.counts.hit
 		queried += p.counts.queried
+		fromHost += p.counts.fromHost
 		res.Preemptions += p.counts.preemptions
 		busy = append(busy, p.counts.busy.Seconds())
 	}
 	res.TokenHit = share(float64(hit), float64(queried))
+	res.HostHit = share(float64(fromHost), float64(queried))
 	res.LoadCV = variation(busy)
 	return res
+}
+
+// engines names them, with commas between.
+func engines(list []Profile) string {
+	names := make([]string, len(list))
+	for i := range list {
+		names[i] = list[i].Name
+	}
+	return strings.Join(names, ",")
 }
 
 func mean(v []float64) float64 {

@@ -128,8 +128,10 @@ func (p *pod) load(at time.Time) *fleet.Load {
 	return &fleet.Load{At: at, Running: running, Waiting: waiting, KVUsage: usage, Totals: totals}
 }
 
-// change of what an engine holds: consecutive blocks of one chain.
+// change of what an engine holds: consecutive blocks of one chain; from the last
+// to the first where they are held no more.
 type change struct {
+	lane     index.Lane
 	held     bool
 	before   []blockkey.Key
 	position int32

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
@@ -36,10 +37,12 @@ type Config struct {
 	Policy string
 	// Pods in the fleet, 1 to 4,096.
 	Pods int
-	// Engine of every pod.
-	Engine Profile
-	// Capacity multiplies the engine's KV cache; 0: 1.
+	// Engines of the pods, in turn.
+	Engines []Profile
+	// Capacity multiplies the engines' KV cache; 0: 1.
 	Capacity float64
+	// HostTokens that every pod keeps in host memory; 0: it has none.
+	HostTokens int
 	// Admission of the engines; VLLM when empty.
 	Admission Admission
 	// EnginePriority lets engines serve the waiting requests by the priority
@@ -79,7 +82,10 @@ func (c Config) withDefaults() Config {
 	c.Admission = cmp.Or(c.Admission, VLLM)
 	c.SampleInterval = cmp.Or(c.SampleInterval, time.Second)
 	c.Resync = cmp.Or(c.Resync, 100*time.Millisecond)
-	c.Engine = c.Engine.withDefaults()
+	c.Engines = slices.Clone(c.Engines)
+	for i := range c.Engines {
+		c.Engines[i] = c.Engines[i].withDefaults()
+	}
 	if c.Progress == nil {
 		c.Progress = func(int, int) {}
 	}
@@ -102,6 +108,7 @@ func (c Config) Validate() error {
 	bad(c.Pods < 1 || c.Pods+len(c.Adds) > maxPods, "%d pods and %d added: want 1 to %d in all", c.Pods, len(c.Adds), maxPods)
 	bad(!(c.Capacity > 0 && c.Capacity <= 1e4), "capacity %v: want a multiple of the engine's KV cache, above 0 and at most 10,000", c.Capacity)
 	bad(c.Admission != VLLM && c.Admission != Reserve, "admission %q: want %s or %s", c.Admission, VLLM, Reserve)
+	bad(c.HostTokens < 0 || c.HostTokens > 1e12, "host memory of %d tokens: want 0 or more", c.HostTokens)
 	bad(!(c.Lose >= 0 && c.Lose < 1), "lose %v: want a share from 0 to less than 1", c.Lose)
 	for name, d := range map[string]time.Duration{
 		"event lag": c.EventLag, "sample age": c.SampleAge, "decision lag": c.DecisionLag, "resync": c.Resync,
@@ -120,7 +127,10 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("%w; beside the scheduler's there are %s and %s", err, Oracle, CapacityOracle))
 		}
 	}
-	errs = append(errs, c.Engine.Validate())
+	bad(len(c.Engines) == 0, "no engine")
+	for _, e := range c.Engines {
+		errs = append(errs, e.Validate())
+	}
 	return errors.Join(errs...)
 }
 
@@ -164,8 +174,10 @@ func (r *run) start() error {
 	r.source = r.cfg.Arrivals(r.cfg.Seed)
 	r.log.stages = newStageLogs(r.cfg.Stages)
 	r.cfg.blockSize = r.source.BlockSize()
-	if r.blocks() < 1 {
-		return fmt.Errorf("a KV cache of %d tokens times %v has no block of %d", r.cfg.Engine.KVTokens, r.cfg.Capacity, r.cfg.blockSize)
+	for _, e := range r.cfg.Engines {
+		if r.blocks(e) < 1 {
+			return fmt.Errorf("engine %s: a KV cache of %d tokens times %v has no block of %d", e.Name, e.KVTokens, r.cfg.Capacity, r.cfg.blockSize)
+		}
 	}
 	var err error
 	if r.placer, err = newPlacer(r); err != nil {
@@ -184,8 +196,20 @@ func (r *run) start() error {
 }
 
 // blocks of one engine.
-func (r *run) blocks() int {
-	return int(float64(r.cfg.Engine.KVTokens) * r.cfg.Capacity / float64(r.cfg.blockSize))
+func (r *run) blocks(e Profile) int {
+	return int(min(float64(e.KVTokens)*r.cfg.Capacity/float64(r.cfg.blockSize), boundless-1))
+}
+
+// engine of the pod with that number.
+func (r *run) engine(pod int) Profile { return r.cfg.Engines[pod%len(r.cfg.Engines)] }
+
+// memory is the number of blocks that all pods together hold at the start.
+func (r *run) memory() int {
+	sum := 0
+	for i := range r.cfg.Pods {
+		sum += r.blocks(r.engine(i))
+	}
+	return sum
 }
 
 // newPlacer returns the arm that the policy names.
@@ -194,7 +218,7 @@ func newPlacer(r *run) (placer, error) {
 	case Oracle:
 		return newPooled(nil), nil
 	case CapacityOracle:
-		hits, err := bestHits(r.cfg.Arrivals(r.cfg.Seed), r.blocks()*r.cfg.Pods)
+		hits, err := bestHits(r.cfg.Arrivals(r.cfg.Seed), r.memory()+r.cfg.Pods*r.cfg.HostTokens/r.cfg.blockSize)
 		return newPooled(hits), err
 	}
 	return newScout(r)
@@ -203,8 +227,12 @@ func newPlacer(r *run) (placer, error) {
 // add lets an empty pod join.
 func (r *run) add() {
 	p := &pod{name: fmt.Sprintf("pod-%04d", len(r.pods))}
-	p.engine = newEngine(r.cfg.Engine, r.cfg.blockSize, r.blocks(), &r.calendar, teller{r, p})
+	kind := r.engine(len(r.pods))
+	p.engine = newEngine(kind, r.cfg.blockSize, r.blocks(kind), &r.calendar, teller{r, p})
 	p.admission, p.ranked = r.cfg.Admission, r.cfg.EnginePriority
+	if n := r.cfg.HostTokens / r.cfg.blockSize; n > 0 {
+		p.host = newCache(n)
+	}
 	r.pods = append(r.pods, p)
 	r.placer.join(p)
 }
@@ -233,13 +261,14 @@ func (r *run) play() error {
 
 // send places a request.
 func (r *run) send(q *request) error {
-	if ceil(q.Length+q.Output, r.cfg.blockSize) > r.blocks() {
-		r.refuse(q)
-		return nil
-	}
 	p, err := r.placer.place(q)
 	if err != nil {
 		return fmt.Errorf("request %d: %w", q.ID, err)
+	}
+	if !p.fits(q) {
+		r.placer.end(q, fleet.Failed)
+		r.refuse(q)
+		return nil
 	}
 	r.log.placed(q, p)
 	if r.cfg.DecisionLag == 0 {
@@ -250,7 +279,7 @@ func (r *run) send(q *request) error {
 	return nil
 }
 
-// refuse ends a request that no engine could ever serve.
+// refuse ends a request that is too large for the engine that it came to.
 func (r *run) refuse(q *request) {
 	r.log.rejects++
 	r.over(q)

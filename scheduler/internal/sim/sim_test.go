@@ -55,7 +55,7 @@ func sortByTime(list []arrival.Request) {
 // fleetOf is a fleet of Qwen3-32B on which these requests are played.
 func fleetOf(pods, size int, list []arrival.Request) Config {
 	p, _ := Engine("")
-	return Config{Pods: pods, Engine: p, Arrivals: func(uint64) arrival.Source { return scripted(size, list...) }}
+	return Config{Pods: pods, Engines: []Profile{p}, Arrivals: func(uint64) arrival.Source { return scripted(size, list...) }}
 }
 
 func mustRun(t testing.TB, c Config) Result {
@@ -87,7 +87,8 @@ func TestEveryRequestEndsOnce(t *testing.T) {
 		sortByTime(list)
 		s := scripted(16, list...)
 		c := Config{
-			Pods: rapid.IntRange(1, 3).Draw(t, "pods"), Engine: plain, Policy: rapid.SampledFrom([]string{"default", "random", Oracle, CapacityOracle}).Draw(t, "policy"),
+			Pods: rapid.IntRange(1, 3).Draw(t, "pods"), Engines: []Profile{plain}, Policy: rapid.SampledFrom([]string{"default", "random", Oracle, CapacityOracle}).Draw(t, "policy"),
+			HostTokens:     rapid.SampledFrom([]int{0, 64, 640}).Draw(t, "host"),
 			Admission:      rapid.SampledFrom([]Admission{VLLM, Reserve}).Draw(t, "admission"),
 			EnginePriority: rapid.Bool().Draw(t, "ranked"),
 			EventLag:       time.Duration(rapid.IntRange(0, 300).Draw(t, "lag")) * time.Millisecond,
@@ -129,17 +130,22 @@ func TestEveryRequestEndsOnce(t *testing.T) {
 // whatever was late, lost or restarted on the way.
 func TestNothingIsBelievedThatIsNotHeld(t *testing.T) {
 	for name, spoil := range map[string]func(*Config){
-		"as it is": func(*Config) {},
-		"late":     func(c *Config) { c.EventLag = 3 * time.Second },
-		"lost":     func(c *Config) { c.Lose = 0.2 },
+		"as it is":         func(*Config) {},
+		"late":             func(c *Config) { c.EventLag = 3 * time.Second },
+		"lost":             func(c *Config) { c.Lose = 0.2 },
+		"with host memory": func(c *Config) { c.HostTokens = 200_000 },
+		"with host memory, lost, late, a restart": func(c *Config) {
+			c.HostTokens = 150_000
+			c.Lose, c.EventLag, c.Restarts = 0.1, 300*time.Millisecond, []Restart{{Pod: 1, At: 8 * time.Second}}
+		},
 		"lost and late, with a restart": func(c *Config) {
-			c.Lose, c.EventLag, c.Restarts = 0.1, 300*time.Millisecond, []Restart{{Pod: 1, At: 20 * time.Second}}
+			c.Lose, c.EventLag, c.Restarts = 0.1, 300*time.Millisecond, []Restart{{Pod: 1, At: 8 * time.Second}}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			list := chats(1, 6, 0.5, 40*time.Second, 64)
-			c := fleetOf(2, 64, list)
-			c.Capacity = 0.3
+			list := chats(1, 6, 0.6, 15*time.Second, 128)
+			c := fleetOf(2, 128, list)
+			c.Capacity = 0.2
 			spoil(&c)
 			r := &run{cfg: c.withDefaults()}
 			if err := r.start(); err != nil {
@@ -161,19 +167,29 @@ func TestNothingIsBelievedThatIsNotHeld(t *testing.T) {
 					t.Errorf("%s holds %d blocks, believed: %d", p.name, want, got)
 				}
 				for _, q := range list {
-					want := p.cache.match(q.Keys, len(q.Keys))
-					got := 0
+					var want, got [lanes]int
+					want[index.LaneGPU] = p.cache.match(q.Keys, len(q.Keys))
+					if p.host != nil {
+						for n := 0; n < len(q.Keys) && p.cache.match(q.Keys[n:n+1], 1)+p.host.match(q.Keys[n:n+1], 1) > 0; n++ {
+							want[index.LaneHost] = n + 1
+						}
+					}
 					var answer index.Answer
 					s.index.Match(q.Keys, &answer)
 					for h, depth := range answer.All() {
-						if fleet.ID(h.Member()) == id {
-							got = int(depth)
+						for l := range index.Lane(lanes) {
+							if fleet.ID(h.Member()) == id && h.On(l) {
+								got[l] = int(depth)
+							}
 						}
 					}
 					if got != want {
-						t.Fatalf("%s holds %d blocks of request %d, believed: %d", p.name, want, q.ID, got)
+						t.Fatalf("%s holds %d blocks of request %d on GPU and host, believed: %d", p.name, want, q.ID, got)
 					}
 				}
+			}
+			if c.HostTokens > 0 && r.result().HostHit == 0 {
+				t.Error("nothing came from host memory")
 			}
 		})
 	}
@@ -200,19 +216,20 @@ func TestSameSeedSameBytes(t *testing.T) {
 
 // The order that published measurements on the first ladder show: blind
 // routing is worst, load helps a little, prefixes most, and no router passes
-// the oracle. 60 groups share 6,000 tokens each, five prompts a group.
+// the oracle. 75 groups share 6,000 tokens each, five prompts a group: half the
+// ladder's, on half its pods.
 func TestLaddersOrder(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	var list []arrival.Request
-	for at := 0.0; at < 60; at += r.ExpFloat64() / 30 {
-		prompt := r.IntN(750)
+	for at := 0.0; at < 40; at += r.ExpFloat64() / 15 {
+		prompt := r.IntN(375)
 		q := arrival.Request{At: time.Duration(at * float64(time.Second)), Length: 7200, Output: 250}
-		q.Keys = append(keys(1+prompt/5, 6000/64), keys(1000+prompt, (7200/64)-6000/64)...)
+		q.Keys = append(keys(1+prompt/5, 6000/100), keys(1000+prompt, 1200/100)...)
 		list = append(list, q)
 	}
 	results := map[string]Result{}
 	for _, policy := range []string{"random", "least-tokens", "default", Oracle} {
-		c := fleetOf(8, 64, list)
+		c := fleetOf(4, 100, list)
 		c.Policy = policy
 		results[policy] = mustRun(t, c)
 		t.Logf("%s: %.2f s, hit %.3f", policy, results[policy].TTFTMean, results[policy].TokenHit)

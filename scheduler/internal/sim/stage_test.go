@@ -17,7 +17,7 @@ func TestStagesTellALadderApart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	res, err := Run(Config{Arrivals: w.Play, Stages: w.Stages, Seed: 1, Policy: LeastTokens, Pods: 2, Engine: e})
+	res, err := Run(Config{Arrivals: w.Play, Stages: w.Stages, Seed: 1, Policy: LeastTokens, Pods: 2, Engines: []Profile{e}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,9 +23,9 @@ type wire struct {
 	id  fleet.ID
 
 	epoch    uint64
-	sent     uint64   // batches of this epoch
-	pending  []change // of the step under way
-	received uint64   // batches that the picture stands on
+	sent     uint64          // batches of this epoch
+	pending  [lanes][]change // of the step under way
+	received uint64          // batches that the picture stands on
 	synced   bool
 	asked    bool // for a snapshot
 	load     *fleet.Load
@@ -34,7 +34,7 @@ type wire struct {
 
 func newWire(s *scout, p *pod, id fleet.ID) *wire {
 	w := &wire{scout: s, pod: p, id: id, epoch: 1, synced: true}
-	p.cache.change = w.change
+	w.listen()
 	s.fleet.Heard(id, s.info(p), nil, s.clock())
 	w.trust(fleet.Exact)
 	// Members do not speak at one moment.
@@ -81,38 +81,68 @@ func (w *wire) after(d time.Duration, what func()) {
 	w.calendar.at(w.calendar.now+d, what)
 }
 
-// change hears what the engine does with a block. Blocks that follow each other
-// become one change, as they do in the agent.
-func (w *wire) change(held bool, at int32) {
-	b := &w.pod.cache.blocks[at]
-	if n := len(w.pending); n > 0 {
-		switch c := &w.pending[n-1]; {
+// lanes of the picture that are kept: what is in GPU memory, and what is there
+// or in host memory. No engine here has a disk, and a lane that reaches no
+// deeper than the GPU's means nothing to the scheduler; so without host memory
+// there is only the first.
+const lanes = 2
+
+// listen lets the wire hear what the pod's caches hold.
+func (w *wire) listen() {
+	gpu, host := w.pod.cache, w.pod.host
+	gpu.change = func(held bool, at int32) {
+		b := &gpu.blocks[at]
+		w.changed(index.LaneGPU, held, b)
+		if host == nil {
+			return
+		}
+		if _, also := host.byKey[b.key]; !also {
+			w.changed(index.LaneHost, held, b)
+		}
+	}
+	if host == nil {
+		return
+	}
+	host.change = func(held bool, at int32) {
+		b := &host.blocks[at]
+		if _, also := gpu.byKey[b.key]; !also {
+			w.changed(index.LaneHost, held, b)
+		}
+	}
+}
+
+// changed notes what became of a block. Blocks that follow each other become
+// one change, as they do in the agent.
+func (w *wire) changed(l index.Lane, held bool, b *block) {
+	pending := w.pending[l]
+	if n := len(pending); n > 0 {
+		switch c := &pending[n-1]; {
 		case c.held != held:
 		case held && c.keys[len(c.keys)-1] == b.parent():
 			c.keys = append(c.keys, b.key)
 			return
 		case !held && c.position > 0 && c.before[len(c.before)-1] == b.key:
-			// Evicted from tail to head: turned round when published.
+			// Evicted from tail to head: turned round when applied.
 			c.keys, c.before, c.position = append(c.keys, b.key), b.before, b.position
 			return
 		}
 	}
-	w.pending = append(w.pending, change{held, b.before, b.position, []blockkey.Key{b.key}})
+	w.pending[l] = append(pending, change{l, held, b.before, b.position, []blockkey.Key{b.key}})
 }
 
 // publish sends the changes of a step as one batch.
 func (w *wire) publish() {
-	if len(w.pending) == 0 {
-		return
+	var batch []change
+	for l := range w.pending {
+		batch = append(batch, w.pending[l]...)
+		clear(w.pending[l])
+		w.pending[l] = w.pending[l][:0]
 	}
-	batch := w.pending
-	w.pending = nil
-	if w.cfg.EventLag == 0 {
-		w.pending = batch[:0]
+	if len(batch) == 0 {
+		return
 	}
 	w.sent++
 	if w.cfg.Lose > 0 && w.random.Float64() < w.cfg.Lose {
-		w.pending = nil
 		return
 	}
 	epoch, sequence := w.epoch, w.sent
@@ -138,17 +168,17 @@ func (w *wire) receive(epoch, sequence uint64, batch []change) {
 
 func (w *wire) apply(c *change) {
 	if c.held {
-		w.index.Store(index.Member(w.id), index.LaneGPU, c.before, uint32(c.position), c.keys)
+		w.index.Store(index.Member(w.id), c.lane, c.before, uint32(c.position), c.keys)
 		return
 	}
 	slices.Reverse(c.keys)
-	w.index.Remove(index.Member(w.id), index.LaneGPU, c.before, uint32(c.position), c.keys)
+	w.index.Remove(index.Member(w.id), c.lane, c.before, uint32(c.position), c.keys)
 }
 
 // lost forgets the picture and asks for a snapshot.
 func (w *wire) lost() {
 	w.synced = false
-	w.index.ForgetLane(index.Member(w.id), index.LaneGPU)
+	w.index.Forget(index.Member(w.id))
 	w.trust(fleet.Syncing)
 	w.calendar.at(w.calendar.now+w.cfg.Resync, w.snapshot)
 }
@@ -171,24 +201,46 @@ func (w *wire) snapshot() {
 	})
 }
 
-// held lists all that the engine has published as held, parents first.
+// held lists all that the engine holds, parents first.
 func (w *wire) held() []change {
-	var all []change
-	cache := w.pod.cache
-	for at := range cache.blocks {
-		if b := &cache.blocks[at]; b.key != 0 {
-			all = append(all, change{true, b.before, b.position, []blockkey.Key{b.key}})
+	gpu, host := w.pod.cache, w.pod.host
+	all := chains(nil, index.LaneGPU, gpu.named())
+	if host == nil {
+		return all
+	}
+	either := gpu.named()
+	for _, b := range host.named() {
+		if _, also := gpu.byKey[b.key]; !also {
+			either = append(either, b)
 		}
 	}
-	slices.SortFunc(all, func(a, b change) int { return int(a.position - b.position) })
+	return chains(all, index.LaneHost, either)
+}
+
+// chains appends the blocks, each one behind that which it follows, where
+// nothing else does.
+func chains(all []change, l index.Lane, blocks []*block) []change {
+	slices.SortStableFunc(blocks, func(a, b *block) int { return int(a.position - b.position) })
+	ends := make(map[blockkey.Key]int, len(blocks))
+	for _, b := range blocks {
+		at, ok := ends[b.parent()]
+		if ok {
+			delete(ends, b.parent())
+			all[at].keys = append(all[at].keys, b.key)
+		} else {
+			at = len(all)
+			all = append(all, change{l, true, b.before, b.position, []blockkey.Key{b.key}})
+		}
+		ends[b.key] = at
+	}
 	return all
 }
 
 // restart begins another life of the engine, which holds nothing.
 func (w *wire) restart() {
 	w.epoch++
-	w.sent, w.received, w.pending, w.synced = 0, 0, nil, true
-	w.pod.cache.change = w.change
-	w.index.ForgetLane(index.Member(w.id), index.LaneGPU)
+	w.sent, w.received, w.pending, w.synced = 0, 0, [lanes][]change{}, true
+	w.listen()
+	w.index.Forget(index.Member(w.id))
 	w.trust(fleet.Exact)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/kvscout/kvscout/agent/internal/vllm"
 	"github.com/kvscout/kvscout/protocol"
 	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/protocol/settings"
 )
 
 const (
@@ -83,9 +84,9 @@ func (w *watch) run(ctx context.Context) error {
 		if text := fmt.Sprint(err); ctx.Err() == nil && text != logged {
 			logged = text
 			if err != nil {
-				w.cfg.Log.Info("engine does not answer as it should", "engine", redacted(w.cfg.Engine), "error", err)
+				w.cfg.Log.Info("engine does not answer as it should", "engine", settings.RedactURLs(w.cfg.Engine), "error", err)
 			} else {
-				w.cfg.Log.Info("engine answers", "engine", redacted(w.cfg.Engine), "version", w.version, "models", w.models.Names)
+				w.cfg.Log.Info("engine answers", "engine", settings.RedactURLs(w.cfg.Engine), "version", w.version, "models", w.models.Names)
 			}
 		}
 		select {

@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/url"
-	"strings"
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/kvscout/kvscout/protocol/settings"
 )
 
 // validateAccess says what is wrong with who may connect, and how.
@@ -92,10 +92,8 @@ func (c *Config) warnInsecure() {
 func (c Config) String() string {
 	type plain Config // without this method
 	p := plain(c)
-	p.NATSURL = redacted(c.NATSURL)
-	if c.EngineAPIKey != "" {
-		p.EngineAPIKey = "REDACTED"
-	}
+	p.NATSURL = settings.RedactURLs(c.NATSURL)
+	p.EngineAPIKey = settings.Secret(c.EngineAPIKey)
 	p.Log = nil
 	return fmt.Sprintf("%+v", p)
 }
@@ -105,17 +103,3 @@ func (c Config) GoString() string { return c.String() }
 
 // LogValue is String.
 func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
-
-// redacted is a list of server URLs without user and password.
-func redacted(urls string) string {
-	var out []string
-	for part := range strings.SplitSeq(urls, ",") {
-		u, err := url.Parse(strings.TrimSpace(part))
-		if err != nil {
-			continue
-		}
-		u.User = nil
-		out = append(out, u.String())
-	}
-	return strings.Join(out, ",")
-}

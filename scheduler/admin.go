@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/protocol/settings"
 )
 
 // admin serves what people, probes and collectors ask for.
@@ -33,6 +34,15 @@ func (s *Scheduler) admin() *http.Server {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(text)
+	})
+	mux.HandleFunc("GET /config", func(w http.ResponseWriter, _ *http.Request) {
+		text, err := settings.Text(s.live.Load().Settings())
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "application/yaml")
 		_, _ = w.Write(text)
 	})
 	return &http.Server{

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/protocol/settings"
 	"github.com/kvscout/kvscout/protocol/telemetry"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
@@ -63,8 +65,11 @@ type Scheduler struct {
 	addrs   Addrs
 	ingest  atomic.Pointer[ingest.Ingest] // nil before the bus is open
 	replica atomic.Pointer[replica.Replica]
+	live    atomic.Pointer[Config] // as last reloaded
 	running atomic.Bool
 	refused atomic.Uint64 // connections
+
+	reloading sync.Mutex // held by Reload
 }
 
 // Addrs are the addresses that are really bound.
@@ -86,6 +91,7 @@ func New(cfg Config) (*Scheduler, error) {
 		fleet:   fleet.New(fleet.Config{MaxMembers: cfg.MaxMembers, Grace: cfg.Grace, Instance: rand.Uint32()}),
 		index:   index.New(index.Config{MaxBytes: cfg.IndexBytes, MaxMembers: cfg.MaxMembers}),
 	}
+	s.live.Store(&cfg)
 	var err error
 	if s.transport, err = cfg.transport(); err != nil {
 		return nil, err
@@ -207,6 +213,7 @@ func (s *Scheduler) Run(ctx context.Context) (err error) {
 	s.addrs = Addrs{GRPC: api.Addr().String(), Admin: people.Addr().String(), NATS: bus.address()}
 	s.cfg.warnInsecure()
 	close(s.started)
+	s.logSettings()
 	s.cfg.Log.Info("scheduler started", "grpc", s.addrs.GRPC, "admin", s.addrs.Admin, "pool", s.cfg.Pool,
 		"nats", s.natsName(), "embedded", s.addrs.NATS != "")
 
@@ -249,10 +256,10 @@ func (s *Scheduler) Run(ctx context.Context) (err error) {
 
 // stop ends both servers gracefully, or after StopWait at once.
 func (s *Scheduler) stop(server *grpc.Server, admin *http.Server) {
-	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.StopWait)
+	ctx, cancel := context.WithTimeout(context.Background(), s.live.Load().StopWait)
 	defer cancel()
 	hard := context.AfterFunc(ctx, func() {
-		s.cfg.Log.Warn("calls cut off", "after", s.cfg.StopWait)
+		s.cfg.Log.Warn("calls cut off", "after", s.live.Load().StopWait)
 		server.Stop()
 	})
 	server.GracefulStop()
@@ -294,7 +301,7 @@ func (s *Scheduler) natsName() string {
 	if s.addrs.NATS != "" {
 		return s.addrs.NATS
 	}
-	return redacted(s.cfg.NATSURL)
+	return settings.RedactURLs(s.cfg.NATSURL)
 }
 
 func (s *Scheduler) flush() error {

@@ -21,6 +21,7 @@ import (
 	"github.com/KimMachineGun/automemlimit/memlimit"
 
 	"github.com/kvscout/kvscout/agent"
+	"github.com/kvscout/kvscout/protocol/settings"
 )
 
 const intro = `kvscout-agent runs beside a vLLM engine, keeps an exact mirror of its KV cache and
@@ -36,7 +37,8 @@ Model, block size, ranks and adapters it learns from the engine, and since vLLM
 costs the whole picture.
 
 Each flag has an environment variable of the same name (-pod-uid:
-KVSCOUT_POD_UID). A flag wins over its variable, a variable over the default.
+KVSCOUT_POD_UID), and a line of that name in the file of -config (pod-uid: ...).
+A flag wins over its variable, a variable over the file, the file over the default.
 Times look like 500ms or 2s. The memory limit follows the container's; GOMEMLIMIT
 overrides it. Metrics go to OTEL_EXPORTER_OTLP_ENDPOINT when that is set.
 
@@ -119,6 +121,7 @@ func parse(args []string, getenv func(string) string, out io.Writer) (agent.Conf
 	fs.StringVar(&cfg.Listen, "listen", cfg.Listen, "`host:port` for /healthz, /readyz and /metrics; empty: none")
 	fs.DurationVar(&cfg.Heartbeat, "heartbeat", cfg.Heartbeat, "`time` between two heartbeats to the schedulers, which doubt who misses three")
 	fs.DurationVar(&cfg.Probe, "probe", cfg.Probe, "`time` between two looks at the engine's metrics")
+	fs.String(settings.FileFlag, "", "`file` in YAML with settings, named like the flags; a flag or a variable wins over it")
 	fs.TextVar(&level, "log-level", level, "`level`: debug, info, warn or error")
 	fs.StringVar(&format, "log-format", format, "`form` of the log: text or json")
 	show := fs.Bool("version", false, "print the version and end")
@@ -127,19 +130,7 @@ func parse(args []string, getenv func(string) string, out io.Writer) (agent.Conf
 		fs.PrintDefaults()
 	}
 
-	var errs []error
-	fs.VisitAll(func(f *flag.Flag) {
-		name := variable(f.Name)
-		if v := getenv(name); v != "" && f.Name != "version" {
-			if err := fs.Set(f.Name, v); err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", name, err))
-			}
-		}
-	})
-	if err := errors.Join(errs...); err != nil {
-		return cfg, err
-	}
-	if err := fs.Parse(args); err != nil {
+	if err := settings.Read(fs, args, getenv, "version"); err != nil {
 		return cfg, err
 	}
 	if *show {
@@ -165,11 +156,6 @@ func parse(args []string, getenv func(string) string, out io.Writer) (agent.Conf
 		return cfg, fmt.Errorf("-log-format: %q is neither text nor json", format)
 	}
 	return cfg, cfg.Validate()
-}
-
-// variable is the environment variable of a flag.
-func variable(flag string) string {
-	return "KVSCOUT_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
 func version() string {

@@ -7,8 +7,12 @@ import (
 	"flag"
 	"io"
 	"net"
+	"net/http"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -42,7 +46,7 @@ func TestFlagBeatsEnvironmentBeatsDefault(t *testing.T) {
 
 func TestHelpNamesEveryFlagAndTellsNoSecret(t *testing.T) {
 	var out bytes.Buffer
-	if code := run(t.Context(), []string{"--help"}, env("KVSCOUT_ENGINE_API_KEY", "secret", "KVSCOUT_NATS_URL", "nats://x:secret@y:1"), &out, io.Discard); code != 0 {
+	if code := run(t.Context(), []string{"--help"}, env("KVSCOUT_ENGINE_API_KEY", "secret", "KVSCOUT_NATS_URL", "nats://x:secret@y:1"), nil, &out, io.Discard); code != 0 {
 		t.Errorf("exit %d", code)
 	}
 	text := out.String()
@@ -75,7 +79,7 @@ func TestWrongUsage(t *testing.T) {
 		"configuration": {[]string{"-pool", "a.b", "-grpc-address", "x"}, env(), "GRPCAddress"},
 	} {
 		var out bytes.Buffer
-		if code := run(t.Context(), tc.args, tc.env, io.Discard, &out); code != 2 || !strings.Contains(out.String(), tc.want) {
+		if code := run(t.Context(), tc.args, tc.env, nil, io.Discard, &out); code != 2 || !strings.Contains(out.String(), tc.want) {
 			t.Errorf("%s: exit %d, %s", name, code, out.String())
 		}
 	}
@@ -96,7 +100,7 @@ func TestFailureAndGoodEnd(t *testing.T) {
 	defer l.Close()
 	free := []string{"-admin-address", "127.0.0.1:0", "-nats-address", "127.0.0.1:0", "-grpc-address"}
 	var out bytes.Buffer
-	if code := run(t.Context(), append(free, l.Addr().String()), env(), io.Discard, &out); code != 1 || !strings.Contains(out.String(), "in use") {
+	if code := run(t.Context(), append(free, l.Addr().String()), env(), nil, io.Discard, &out); code != 1 || !strings.Contains(out.String(), "in use") {
 		t.Errorf("exit %d, %s", code, out.String())
 	}
 
@@ -109,7 +113,7 @@ func TestFailureAndGoodEnd(t *testing.T) {
 			cancel()
 		}
 	})
-	if code := run(ctx, append(free, "127.0.0.1:0"), env(), io.Discard, w); code != 0 {
+	if code := run(ctx, append(free, "127.0.0.1:0"), env(), nil, io.Discard, w); code != 0 {
 		t.Errorf("exit %d, %s", code, out.String())
 	}
 }
@@ -118,11 +122,78 @@ type writer func([]byte)
 
 func (w writer) Write(p []byte) (int, error) { w(p); return len(p), nil }
 
-func TestSizes(t *testing.T) {
-	for text, want := range map[string]string{"1024": "1KiB", "1536KiB": "1536KiB", "2GiB": "2GiB", "0": "0", "77": "77"} {
-		var s size
-		if err := s.Set(text); err != nil || s.String() != want {
-			t.Errorf("%s: %v, %s", text, err, s.String())
+// A changed file is followed: what is live changes, what is not is refused with
+// its name, and nothing of that file is taken.
+func TestFileIsFollowed(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kvscout.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
 		}
+	}
+	const fixed = "admin-address: 127.0.0.1:0\nnats-address: 127.0.0.1:0\ngrpc-address: 127.0.0.1:0\nengine-api-key: hush\n"
+	write(fixed + "policy: random\n")
+	lines := make(chan string, 1000)
+	w := writer(func(p []byte) { lines <- string(p) })
+	wait := func(what string) string {
+		t.Helper()
+		for {
+			select {
+			case line := <-lines:
+				if strings.Contains(line, "hush") {
+					t.Errorf("the log tells a secret: %s", line)
+				}
+				if strings.Contains(line, what) {
+					return line
+				}
+			case <-time.After(20 * time.Second):
+				t.Fatalf("the log never says %q", what)
+			}
+		}
+	}
+	again := make(chan os.Signal)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan int, 1)
+	go func() { done <- run(ctx, []string{"-config", file}, env(), again, io.Discard, w) }()
+	if line := wait("msg=configuration"); !strings.Contains(line, "policy=random") || !strings.Contains(line, "engine-api-key=REDACTED") {
+		t.Error(line)
+	}
+	admin := regexp.MustCompile(`admin=(\S+)`).FindStringSubmatch(wait("scheduler started"))[1]
+	config := func() string {
+		t.Helper()
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		resp, err := client.Get("http://" + admin + "/config")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+
+	write(fixed + "policy: least-requests\ncall-timeout: 7s\nlog-level: debug\n")
+	wait("configuration read again")
+	if text := config(); !strings.Contains(text, "policy: least-requests\n") || !strings.Contains(text, "call-timeout: 7s\n") || strings.Contains(text, "hush") {
+		t.Errorf("in force:\n%s", text)
+	}
+	write(fixed + "policy: round-robin\npool: other\n")
+	if line := wait("not changed"); !strings.Contains(line, "pool: needs a restart") {
+		t.Error(line)
+	}
+	write(fixed + "policy: round-robin\nplicy: random\n")
+	again <- syscall.SIGHUP
+	if line := wait("not changed"); !strings.Contains(line, "plicy") {
+		t.Error(line)
+	}
+	if text := config(); !strings.Contains(text, "policy: least-requests\n") || !strings.Contains(text, "pool: default\n") {
+		t.Errorf("a refused file is in force:\n%s", text)
+	}
+	cancel()
+	if code := <-done; code != 0 {
+		t.Errorf("exit %d", code)
 	}
 }

@@ -64,6 +64,7 @@ type Service struct {
 	line     *line // nil: nobody waits
 	closed   chan struct{}
 	closing  atomic.Bool
+	patience atomic.Int64 // CallTimeout
 	watchers atomic.Int64
 	calls    atomic.Int64
 	refused  atomic.Uint64
@@ -73,6 +74,7 @@ type Service struct {
 // New returns a Service.
 func New(cfg Config) *Service {
 	s := &Service{cfg: cfg, closed: make(chan struct{})}
+	s.SetCallTimeout(cfg.CallTimeout)
 	if cfg.Line.Queue.Length > 0 {
 		s.line = newLine(cfg.Line, cfg.Picker)
 	}
@@ -86,6 +88,11 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 	return nil
 }
+
+// SetCallTimeout changes Config.CallTimeout for calls that come from now on.
+func (s *Service) SetCallTimeout(d time.Duration) { s.patience.Store(int64(d)) }
+
+func (s *Service) callTimeout() time.Duration { return time.Duration(s.patience.Load()) }
 
 // Close ends the Watch streams and whatever waits for room, so that a server can stop gracefully.
 func (s *Service) Close() {
@@ -136,9 +143,9 @@ func (s *Service) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 // Pick may take that long besides.
 func (s *Service) timeout(method string) time.Duration {
 	if s.line != nil && method == pb.Scheduler_Pick_FullMethodName {
-		return s.cfg.CallTimeout + s.line.Wait
+		return s.callTimeout() + s.line.Wait
 	}
-	return s.cfg.CallTimeout
+	return s.callTimeout()
 }
 
 // Stream is the interceptor of streams.

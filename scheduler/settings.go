@@ -1,0 +1,159 @@
+package scheduler
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvscout/kvscout/protocol/settings"
+	"github.com/kvscout/kvscout/scheduler/internal/pick"
+)
+
+// live are the settings that Reload changes.
+var live = map[string]bool{"policy": true, "shadow-policy": true, "call-timeout": true, "stop-wait": true}
+
+// Live tells whether a setting can be changed while a scheduler runs.
+func Live(name string) bool { return live[name] }
+
+// Flags binds every setting to a flag: name, form and meaning of all of them
+// stand here and nowhere else.
+func (c *Config) Flags(fs *flag.FlagSet) {
+	fs.StringVar(&c.Pool, "pool", c.Pool, "`name` of the pool of engines to serve, as given to the agents")
+	fs.StringVar(&c.GRPCAddress, "grpc-address", c.GRPCAddress, "`host:port` to serve the gRPC API on")
+	fs.StringVar(&c.AdminAddress, "admin-address", c.AdminAddress, "`host:port` for /healthz, /readyz, /metrics, /fleet and /config")
+	fs.StringVar(&c.NATSURL, "nats-url", c.NATSURL, "`URL` of the NATS server to use, or several with commas between; empty: an embedded one")
+	fs.StringVar(&c.NATSCredentials, "nats-credentials", c.NATSCredentials, "`file` with credentials for -nats-url")
+	fs.StringVar(&c.NATSAddress, "nats-address", c.NATSAddress, "`host:port` of the embedded NATS server, for the agents")
+	fs.StringVar(&c.NATSSeed, "nats-seed", c.NATSSeed, "`file` with the nkey seed for -nats-url")
+	fs.StringVar(&c.NATSUsers, "nats-users", c.NATSUsers, "`file` that says who may use the embedded NATS server, and for what; empty: everybody")
+	fs.StringVar(&c.NATSTLS.Cert, "nats-tls-cert", c.NATSTLS.Cert, "`file` with the certificate of the embedded NATS server, or for -nats-url")
+	fs.StringVar(&c.NATSTLS.Key, "nats-tls-key", c.NATSTLS.Key, "`file` with the private key of -nats-tls-cert")
+	fs.StringVar(&c.NATSTLS.CA, "nats-tls-ca", c.NATSTLS.CA, "`file` with the CA of the agents' certificates, which they must have then; with -nats-url of the server's")
+	fs.StringVar(&c.GRPCTLS.Cert, "grpc-tls-cert", c.GRPCTLS.Cert, "`file` with the certificate of the gRPC API; empty: plain")
+	fs.StringVar(&c.GRPCTLS.Key, "grpc-tls-key", c.GRPCTLS.Key, "`file` with the private key of -grpc-tls-cert")
+	fs.StringVar(&c.GRPCTLS.CA, "grpc-tls-ca", c.GRPCTLS.CA, "`file` with the CA of the callers' certificates, which they must have then; empty: callers need none")
+	fs.BoolVar(&c.Insecure, "insecure", c.Insecure, "serve gRPC and NATS beyond this machine without TLS, and NATS without users")
+	fs.StringVar(&c.Policy, "policy", c.Policy, "scoring policy of requests that `name` none; empty: by predicted time; live")
+	fs.StringVar(&c.ShadowPolicy, "shadow-policy", c.ShadowPolicy, "`name` of a second policy that is asked about every request and does not decide; what it would have changed is counted; empty: none; live")
+	fs.Var((*size)(&c.IndexBytes), "index-memory", "`bytes` that the index may take, like 512MiB")
+	fs.IntVar(&c.MaxMembers, "max-members", c.MaxMembers, "largest `number` of members at a time")
+	fs.DurationVar(&c.Grace, "grace", c.Grace, "`time` after which a silent member is forgotten")
+	fs.DurationVar(&c.ReadyWait, "ready-wait", c.ReadyWait, "longest `time` to wait for exact pictures before being ready")
+	fs.StringVar(&c.EngineAPIKey, "engine-api-key", c.EngineAPIKey, "`key` for asking engines to render and tokenize; better given by the environment")
+	fs.DurationVar(&c.TokenizeTimeout, "tokenize-timeout", c.TokenizeTimeout, "longest `time` for turning text into tokens")
+	fs.Var((*size)(&c.TokenizeCacheBytes), "tokenize-cache", "`bytes` for prompts that were turned into tokens")
+	fs.DurationVar(&c.CallTimeout, "call-timeout", c.CallTimeout, "`time` for calls that have no deadline of their own; live")
+	fs.DurationVar(&c.StopWait, "stop-wait", c.StopWait, "longest `time` for a graceful stop; live")
+}
+
+// Settings are the configuration by name, without its secrets.
+func (c Config) Settings() []settings.Setting {
+	fs := flag.NewFlagSet("", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	c.Flags(fs)
+	return settings.Effective(fs, func(name, value string) string {
+		switch name {
+		case "nats-url":
+			return settings.RedactURLs(value)
+		case "engine-api-key":
+			return settings.Secret(value)
+		}
+		return value
+	})
+}
+
+// logSettings says what is in force at the start.
+func (s *Scheduler) logSettings() {
+	var attributes []any
+	for _, set := range s.cfg.Settings() {
+		attributes = append(attributes, set.Name, set.Value)
+	}
+	s.cfg.Log.Info("configuration", attributes...)
+}
+
+// raw are the settings as they are.
+func (c Config) raw() map[string]string {
+	fs := flag.NewFlagSet("", flag.ContinueOnError)
+	c.Flags(fs)
+	values := make(map[string]string)
+	fs.VisitAll(func(f *flag.Flag) { values[f.Name] = f.Value.String() })
+	return values
+}
+
+// ErrNotLive says that a setting cannot be changed while the scheduler runs.
+var ErrNotLive = errors.New("needs a restart")
+
+// Reload changes the settings that can be changed while the scheduler runs. It
+// changes all or nothing: a configuration that is wrong, or differs in anything
+// else, is refused with the names.
+func (s *Scheduler) Reload(cfg Config) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	cfg = cfg.withDefaults()
+	s.reloading.Lock()
+	defer s.reloading.Unlock()
+	was, is := s.live.Load().raw(), cfg.raw()
+	var errs []error
+	var changed []any
+	for _, name := range slices.Sorted(maps.Keys(is)) {
+		switch {
+		case was[name] == is[name]:
+		case !Live(name):
+			errs = append(errs, fmt.Errorf("%s: %w", name, ErrNotLive))
+		default:
+			changed = append(changed, name, is[name])
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := s.picker.Use(pick.Policies{Policy: cfg.Policy, Shadow: cfg.ShadowPolicy}); err != nil {
+		return err
+	}
+	s.rpc.SetCallTimeout(cfg.CallTimeout)
+	s.live.Store(&cfg)
+	if len(changed) > 0 {
+		s.cfg.Log.Info("settings changed", changed...)
+	}
+	return nil
+}
+
+// size is a number of bytes with an optional unit.
+type size int64
+
+var units = []struct {
+	name  string
+	shift int
+}{{"GiB", 30}, {"MiB", 20}, {"KiB", 10}, {"", 0}}
+
+func (s *size) String() string {
+	for _, u := range units {
+		if n := int64(*s); n != 0 && n%(1<<u.shift) == 0 {
+			return strconv.FormatInt(n>>u.shift, 10) + u.name
+		}
+	}
+	return "0"
+}
+
+func (s *size) Set(text string) error {
+	shift := 0
+	for _, u := range units {
+		if digits, ok := strings.CutSuffix(text, u.name); ok {
+			text, shift = digits, u.shift
+			break
+		}
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < -1 || n > math.MaxInt64>>shift {
+		return errors.New("want a number of bytes like 1073741824, 512MiB or 1GiB")
+	}
+	*s = size(n << shift)
+	return nil
+}

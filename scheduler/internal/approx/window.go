@@ -113,8 +113,8 @@ type History struct {
 	Lately, Victims learn.Work
 }
 
-// Owners of the prefix that a prompt begins with, if it was moved or copied:
-// moved: it belongs to them alone.
+// Owners of the prefix that most of a prompt consists of, if it was moved or
+// copied: moved: it belongs to them alone.
 func (x *Mirror) Owners(keys []blockkey.Key, dst []index.Member) (owners []index.Member, moved bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -130,7 +130,7 @@ func (x *Mirror) Owners(keys []blockkey.Key, dst []index.Member) (owners []index
 			break
 		}
 	}
-	if deepest == 0 {
+	if 2*at <= len(keys) {
 		return dst, false
 	}
 	n := &x.nodes[deepest]

@@ -44,19 +44,9 @@ func (w *work) draw(key uint64) {
 }
 
 // recognise finds the owner of a conversation that has no name: who holds the
-// most of it, else who served it last.
+// most of it, among those alike who served it last or is the first in line;
+// where nobody holds most of it, who served it last.
 func (p *Picker) recognise(w *work, r *Request) {
-	deepest, at := 0, -1
-	for i := range w.candidates {
-		c := &w.candidates[i]
-		if n := c.cached() + c.predicted; n > deepest {
-			deepest, at = n, i
-		}
-	}
-	if recognised*deepest < r.Prompt.length() {
-		at = -1
-	}
-	w.round.Owner = at
 	// Members of other scopes have other marks: they are recognised by what
 	// they hold.
 	s := &w.scopes[0]
@@ -65,12 +55,25 @@ func (p *Picker) recognise(w *work, r *Request) {
 	for b := ends(s.blocks); b > 0 && recognised*b >= s.blocks && len(w.marks) < maxRecall; b = ends(b - 1) {
 		w.marks = append(w.marks, uint64(s.keys[b-1]))
 	}
-	if len(w.marks) == 0 {
+	if len(w.marks) > 0 {
+		w.mark = w.marks[0]
+		w.draw(w.mark)
+	} else {
 		w.draw(withoutKey(r, w.round.Random))
-		return
 	}
-	w.mark = w.marks[0]
-	w.draw(w.mark)
+	deepest, at := 1, -1
+	for i := range w.candidates {
+		c := &w.candidates[i]
+		switch n := c.cached() + c.predicted; {
+		case n > deepest,
+			n == deepest && at >= 0 && w.round.Candidates[i].Draw > w.round.Candidates[at].Draw:
+			deepest, at = n, i
+		}
+	}
+	if recognised*deepest < r.Prompt.length() {
+		at = -1
+	}
+	w.round.Owner = at
 	if id, ok := p.fleet.Recall(w.marks); ok && (at < 0 || w.holds(id, deepest)) {
 		w.own(id)
 	}

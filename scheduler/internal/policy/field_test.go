@@ -209,6 +209,7 @@ func sessionRound(c ...Candidate) *Round {
 
 func TestSessionStaysUnlessTheGuardSaysSo(t *testing.T) {
 	wait := func(ms float64) Candidate { return cached(0, Load{WaitMS: ms, KVUsage: math.NaN()}) } // prefill 800 ms
+	free := func(ms float64) Candidate { return cached(0, Load{WaitMS: ms, KVUsage: 0.59}) }
 	crowd := func(n float64) Candidate { return cached(0, Load{Requests: n, KVUsage: math.NaN()}) }
 	for name, c := range map[string]struct {
 		candidates []Candidate
@@ -221,13 +222,14 @@ func TestSessionStaysUnlessTheGuardSaysSo(t *testing.T) {
 		"499 ms are no reason":                      {[]Candidate{wait(499), wait(0), wait(0)}, 0, 0, Stayed},
 		"501 ms are, and 1.63 times":                {[]Candidate{wait(501), wait(0), wait(10)}, 0, 1, Slow},
 		"501 ms of 10,000 are not":                  {[]Candidate{wait(10_501), wait(10_000), wait(10_000)}, 0, 0, Stayed},
-		"its cache is full":                         {[]Candidate{cached(8000, Load{KVUsage: 0.95}), wait(0), wait(5)}, 0, 1, Full},
-		"its cache is nearly full":                  {[]Candidate{cached(8000, Load{KVUsage: 0.94}), wait(0), wait(0)}, 0, 0, Stayed},
+		"its cache is full":                         {[]Candidate{cached(8000, Load{KVUsage: 0.95}), free(0), free(5)}, 0, 1, Full},
+		"all caches are nearly full":                {[]Candidate{cached(8000, Load{KVUsage: 0.95}), cached(0, Load{KVUsage: 0.6}), wait(0)}, 0, 0, Stayed},
+		"its cache is nearly full":                  {[]Candidate{cached(8000, Load{KVUsage: 0.94}), free(0), free(0)}, 0, 0, Stayed},
 		"8 more than the mean of 1/3":               {[]Candidate{crowd(7), crowd(0), crowd(0)}, 0, 0, Stayed},
 		"beyond 8 more than the mean":               {[]Candidate{crowd(12), crowd(0), crowd(1)}, 0, 1, Crowded},
 		"beyond one and a half times the mean":      {[]Candidate{crowd(63), crowd(30), crowd(30)}, 0, 1, Crowded},
 		"not beyond one and a half times the mean":  {[]Candidate{crowd(59), crowd(30), crowd(30)}, 0, 0, Stayed},
-		"all alike full: nobody else is any better": {[]Candidate{cached(8000, Load{KVUsage: 1}), cached(0, Load{KVUsage: 1})}, 0, 0, Full},
+		"all alike full: nobody else is any better": {[]Candidate{cached(8000, Load{KVUsage: 1}), cached(0, Load{KVUsage: 1})}, 0, 0, Stayed},
 	} {
 		r := sessionRound(c.candidates...)
 		r.Owner = c.owner

@@ -30,33 +30,39 @@ func (l Left) String() string {
 // share. A new session goes to the first in line by its key, so that all
 // schedulers agree; one that left goes where its first token comes soonest.
 //
-// The guard is that of seed D: a difference of more than gap ms and by more
-// than ratio, or KV use of full. The bound is that of seed A: at most factor x
-// the mean of the candidates' requests, or margin more than it.
-type session struct{ gap, ratio, full, factor, margin float64 }
+// Much slower is by more than gap ms and more than ratio times. Full is a KV
+// usage of full, while another one's is below floor: where all are full,
+// leaving costs a prefill and gains nothing. The share is factor times the mean
+// of the candidates' requests, or margin more than it.
+type session struct{ gap, ratio, full, floor, factor, margin float64 }
 
 func newSession() *session {
-	return &session{gap: 500, ratio: 1.5, full: 0.95, factor: 1.5, margin: 8}
+	return &session{gap: 500, ratio: 1.5, full: 0.95, floor: 0.6, factor: 1.5, margin: 8}
 }
 
 func (s *session) parameters() []parameter {
 	return []parameter{
-		{"gap", &s.gap, 0, 1e9}, {"ratio", &s.ratio, 1, 1e9}, {"full", &s.full, 0, 1.01},
+		{"gap", &s.gap, 0, 1e9}, {"ratio", &s.ratio, 1, 1e9}, {"full", &s.full, 0, 1.01}, {"floor", &s.floor, 0, 1},
 		{"factor", &s.factor, 1, 1e9}, {"margin", &s.margin, 1, 1e9},
 	}
 }
 
 func (s *session) score(r *Round, scores []float64) {
 	limit := bound(r.Candidates, s.factor, s.margin)
-	soonest := math.Inf(1)
+	soonest, full := math.Inf(1), math.Inf(1)
+	for i := range r.Candidates {
+		if r.Candidates[i].Load.KVUsage < s.floor {
+			full = s.full
+		}
+	}
 	for i := range r.Costs {
-		if !(r.Candidates[i].Load.KVUsage >= s.full) {
+		if !(r.Candidates[i].Load.KVUsage >= full) {
 			soonest = min(soonest, r.Costs[i].FirstToken())
 		}
 	}
 	stays := false
 	if r.Owner >= 0 {
-		r.Left = s.left(r, r.Owner, soonest, limit)
+		r.Left = s.left(r, r.Owner, full, soonest, limit)
 		stays = r.Left == Stayed
 	}
 	for i := range scores {
@@ -69,17 +75,17 @@ func (s *session) score(r *Round, scores []float64) {
 		default:
 			scores[i] = 1 + line(r.Candidates[i].Draw)
 		}
-		if s.left(r, i, soonest, limit) != Stayed {
+		if s.left(r, i, full, soonest, limit) != Stayed {
 			scores[i]++
 		}
 	}
 }
 
 // left says why a candidate is not to be kept to.
-func (s *session) left(r *Round, i int, soonest, limit float64) Left {
+func (s *session) left(r *Round, i int, full, soonest, limit float64) Left {
 	c, ms := &r.Candidates[i], r.Costs[i].FirstToken()
 	switch {
-	case c.Load.KVUsage >= s.full:
+	case c.Load.KVUsage >= full:
 		return Full
 	case ms-soonest > s.gap && ms > s.ratio*soonest:
 		return Slow

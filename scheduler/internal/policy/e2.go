@@ -25,19 +25,33 @@ func (e *e2) score(r *Round, scores []float64) {
 		length = max(length, c.cached()+c.Uncached)
 	}
 	exploit := r.Moved || best > 0 && float64(best) > e.share*float64(length)
+	decode := decodePerToken(r.Candidates)
 	for i := range scores {
 		c := &r.Candidates[i]
-		scores[i] = c.sharedCost()
+		s := c.Speed
+		scores[i] = s.Time(c.History.Lately) + c.Load.Requests*decode*s.B +
+			s.Time(c.History.Victims) +
+			s.Prefill(float64(max(c.Uncached, 1)), float64(c.cached()))
 		if holds := c.cached() == best && !r.Moved; exploit && !holds && !c.History.Placed {
 			scores[i] += last
 		}
 	}
 }
 
-// sharedCost is L + M + P in ms.
-func (c *Candidate) sharedCost() float64 {
-	s := c.Speed
-	return s.Time(c.History.Lately) + c.Load.Requests*s.OutputTokens*s.StepMS +
-		s.Time(c.History.Victims) +
-		s.Prefill(float64(max(c.Uncached, 1)), float64(c.cached()))
+// decodePerToken is the time of a mean answer in ms, by the candidates' mean,
+// for each ms that a token takes in prefill. How long answers are is a matter
+// of the prompts, and the time between tokens depends on the load, which counts
+// already: what is a member's own in it is taken to be as in its prefill.
+func decodePerToken(list []Candidate) float64 {
+	var output, step, token float64
+	for i := range list {
+		s := list[i].Speed
+		output += s.OutputTokens
+		step += s.StepMS
+		token += s.B
+	}
+	if token <= 0 {
+		return 0
+	}
+	return output / float64(len(list)) * step / token
 }

@@ -6,43 +6,73 @@ import (
 
 	"github.com/kvscout/kvscout/protocol/blockkey"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/index"
+	"github.com/kvscout/kvscout/scheduler/internal/policy"
 )
 
-// BenchmarkPick: 8,192 token ids, 64 members, half of the prompt held by each
-// of the first eight. "hash" is the hashing alone.
+// BenchmarkPick: a prompt of 8,192 tokens that comes as block keys, so many
+// members, half to all of it held by each of the first eight; a reservation
+// and its report with each decision. "match" is the index alone, "tokens" adds
+// the hashing.
 func BenchmarkPick(b *testing.B) {
-	bed := newBed(b)
-	le := prompt(1, 0, 8192)
-	for i := range 64 {
-		id := bed.join(fmt.Sprintf("m%02d", i))
-		if i < 8 {
-			bed.gpu(id, le, 32*(i+1))
-		}
-		bed.load(id, i%5, 0, t0)
-	}
-	run := func(name string, r Request) {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				d := bed.pick(r)
-				if r.Reserve {
-					bed.Report(Report{Decision: d.ID, Outcome: fleet.Finished}, t0)
+	for _, n := range []int{64, 1000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			bed := newBed(b)
+			le := prompt(1, 0, 8192)
+			for i := range n {
+				id := bed.join(fmt.Sprintf("m%03d", i))
+				if i < 8 {
+					bed.gpu(id, le, 32*(i+1))
 				}
+				bed.load(id, i%5, 0, t0)
+			}
+			keys, _ := blockkey.AppendBytes(nil, blockkey.Scope{Model: "model", BlockSize: 16}.Root(), le, 16, nil)
+			asked := Prompt{Keys: keys, BlockSize: 16, Length: 8192}
+			b.Run("match", func(b *testing.B) {
+				var depths []index.Depths
+				for b.Loop() {
+					depths = bed.index.Match(keys, depths[:0])
+				}
+			})
+			bed.bench(b, "tokens", Request{Prompt: tokens(le)})
+			bed.bench(b, "cold", Request{Prompt: tokens(prompt(2, 0, 8192))})
+			bed.bench(b, "none", Request{})
+			for _, name := range policy.Names() {
+				bed.bench(b, name, Request{Policy: name, Session: "s", Prompt: asked})
 			}
 		})
 	}
-	run("score", Request{Prompt: tokens(le)})
-	run("score/top1", Request{Prompt: tokens(le), Top: 1})
-	run("pick", Request{Prompt: tokens(le), Reserve: true})
-	run("pick/top1", Request{Prompt: tokens(le), Reserve: true, Top: 1})
-	run("pick/cold/top1", Request{Prompt: tokens(prompt(2, 0, 8192)), Reserve: true, Top: 1})
-	keys, _ := blockkey.AppendBytes(nil, blockkey.Scope{Model: "model", BlockSize: 16}.Root(), le, 16, nil)
-	run("pick/keys/top1", Request{Prompt: Prompt{Keys: keys, BlockSize: 16, Length: 8192}, Reserve: true, Top: 1})
-	run("pick/none/top1", Request{Reserve: true, Top: 1})
-	b.Run("hash", func(b *testing.B) {
-		root := blockkey.Scope{Model: "model", BlockSize: 16}.Root()
-		for b.Loop() {
-			keys, _ = blockkey.AppendBytes(keys[:0], root, le, 16, nil)
+}
+
+func (b *bed) bench(on *testing.B, name string, r Request) {
+	r.Model, r.Reserve, r.Top = "model", true, 1
+	on.Run(name, func(on *testing.B) {
+		on.ReportAllocs()
+		for on.Loop() {
+			d, err := b.Pick(&r, t0)
+			if err != nil {
+				on.Fatal(err)
+			}
+			b.Report(Report{Decision: d.ID, Outcome: fleet.Finished}, t0)
 		}
 	})
+}
+
+// A decision allocates as much for a thousand candidates as for ten, by any
+// policy.
+func TestNothingIsAllocatedForACandidate(t *testing.T) {
+	few, many := fleetOf(t, 10, false), fleetOf(t, 1000, false)
+	for _, name := range policy.Names() {
+		count := func(b *bed) float64 {
+			r := Request{Model: "model", Policy: name, Prompt: tokens(prompt(1, 0, 1000)), Top: 1}
+			return testing.AllocsPerRun(50, func() {
+				if _, err := b.Pick(&r, t0); err != nil {
+					t.Fatal(err)
+				}
+			})
+		}
+		if a, b := count(few), count(many); b > a+2 {
+			t.Errorf("%s: %v allocations for 10 candidates, %v for 1,000", name, a, b)
+		}
+	}
 }

@@ -34,16 +34,20 @@ func (e *echo) heard(d *decision) {
 	e.prefillMS = max(0, e.prefillMS-d.prefillMS)
 }
 
-// Expected adds what other schedulers are expected to have charged by now.
-func (r Reserved) Expected(now time.Time) Reserved {
-	if e := &r.echo; e.requests > 0 && now.Before(e.until) {
-		r.Tokens += e.tokens
-		r.PrefillMS += e.prefillMS
-		r.Prefills += e.requests
-		r.Unseen += e.requests
-		r.Open += e.requests
+// Expected adds what other schedulers are expected to have charged by now. The
+// sum is in more, unless there is nothing to be added.
+func (r *Reserved) Expected(now time.Time, more *Reserved) *Reserved {
+	e := &r.echo
+	if e.requests == 0 || !now.Before(e.until) {
+		return r
 	}
-	return r
+	*more = *r
+	more.Tokens += e.tokens
+	more.PrefillMS += e.prefillMS
+	more.Prefills += e.requests
+	more.Unseen += e.requests
+	more.Open += e.requests
+	return more
 }
 
 // SetOthers says how many other schedulers place requests on the same members.

@@ -13,7 +13,7 @@ func TestOthersAreExpectedToDecideAlike(t *testing.T) {
 	decide(t, f, ids[0], "", t0)
 	expect := func(now time.Time, tokens uint64, open int) {
 		t.Helper()
-		r := reserved(f, ids[0]).Expected(now)
+		r := reserved(f, ids[0]).Expected(now, &Reserved{})
 		if r.Tokens != tokens || r.Open != open || r.Prefills != open || r.Unseen != open || r.PrefillMS != float64(tokens)/10 {
 			t.Errorf("%+v, want %d tokens of %d", r, tokens, open)
 		}
@@ -35,12 +35,12 @@ func TestExpectationsEndWithTheFlight(t *testing.T) {
 	f, ids := fleetOf(t, Config{}, 1)
 	f.SetOthers(1)
 	decide(t, f, ids[0], "", t0)
-	if r := reserved(f, ids[0]).Expected(after(flight)); r.Tokens != 1000 || r.Open != 1 {
+	if r := reserved(f, ids[0]).Expected(after(flight), &Reserved{}); r.Tokens != 1000 || r.Open != 1 {
 		t.Errorf("%+v", r)
 	}
 	f.SetOthers(0)
 	decide(t, f, ids[0], "", after(time.Second))
-	if r := reserved(f, ids[0]).Expected(after(time.Second)); r.Tokens != 2000 || r.Open != 2 {
+	if r := reserved(f, ids[0]).Expected(after(time.Second), &Reserved{}); r.Tokens != 2000 || r.Open != 2 {
 		t.Errorf("alone: %+v", r)
 	}
 }

@@ -34,7 +34,7 @@ type Reserved struct {
 // engine works them off in order: the request at its turn counts by what is
 // left of it, but never less than a tenth before its first token is reported
 // or its reservation runs out.
-func (r Reserved) Wait(now time.Time) float64 {
+func (r *Reserved) Wait(now time.Time) float64 {
 	if r.Prefills == 0 {
 		return 0
 	}
@@ -51,7 +51,7 @@ type Ahead struct {
 
 // Requests is the number of requests at the engine by its load sample and the
 // decisions since; without a sample by the open decisions alone.
-func (m *Member) Requests(r Reserved) int {
+func (m *Member) Requests(r *Reserved) int {
 	if m.Load.Running < 0 {
 		return r.Open
 	}

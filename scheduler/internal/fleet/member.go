@@ -185,7 +185,8 @@ type Member struct {
 }
 
 // Reserved is what decisions have charged to the member up to this moment.
-func (m *Member) Reserved() Reserved { return *m.account.reserved.Load() }
+// It is not to be changed.
+func (m *Member) Reserved() *Reserved { return m.account.reserved.Load() }
 
 // Reported is what callers have reported of the member up to this moment.
 func (m *Member) Reported() Reported { return *m.account.reported.Load() }

@@ -27,7 +27,7 @@ func load(at time.Time, running, waiting int) *Load {
 	return &Load{At: at, Running: running, Waiting: waiting, KVUsage: math.NaN(), Totals: NoTotals()}
 }
 
-func reserved(f *Fleet, id ID) Reserved { return f.View().Member(id).Reserved() }
+func reserved(f *Fleet, id ID) *Reserved { return f.View().Member(id).Reserved() }
 
 func TestFirstTokenFreesTokensAndKeepsTheSlot(t *testing.T) {
 	f, ids := fleetOf(t, Config{}, 1)

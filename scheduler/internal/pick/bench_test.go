@@ -29,9 +29,9 @@ func BenchmarkPick(b *testing.B) {
 			keys, _ := blockkey.AppendBytes(nil, blockkey.Scope{Model: "model", BlockSize: 16}.Root(), le, 16, nil)
 			asked := Prompt{Keys: keys, BlockSize: 16, Length: 8192}
 			b.Run("match", func(b *testing.B) {
-				var depths []index.Depths
+				var held index.Answer
 				for b.Loop() {
-					depths = bed.index.Match(keys, depths[:0])
+					bed.index.Match(keys, &held)
 				}
 			})
 			bed.bench(b, "tokens", Request{Prompt: tokens(le)})

@@ -24,6 +24,7 @@ type work struct {
 	marks      []uint64 // where a conversation may have ended before
 	mark       uint64   // by which this one can be recognised; 0: none
 	owners     []index.Member
+	histories  []policy.History
 	texts      []uint64 // keys of the prompt's beginnings
 	groups     []*profile.Profile
 	room       *Room // nil: the request may not wait

@@ -64,9 +64,10 @@ func (p *Picker) prepare(w *work, r *Request, view *fleet.View, now time.Time) {
 // rank scores the candidates and finds the best. It reads reservations, so a
 // caller who wants to charge the best runs it in fleet.Decide.
 func (w *work) rank(pol policy.Policy, now time.Time) {
+	var more fleet.Reserved
 	for i := range w.candidates {
 		c := &w.candidates[i]
-		reserved := c.member.Reserved().Expected(now)
+		reserved := c.member.Reserved().Expected(now, &more)
 		c.requests = c.member.Requests(reserved)
 		w.round.Candidates[i].Load = policy.LoadOf(c.member, reserved, reserved.Wait(now), c.speed, w.gauges)
 		if i < len(w.round.Fits) {

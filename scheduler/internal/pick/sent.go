@@ -1,6 +1,7 @@
 package pick
 
 import (
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -75,6 +76,12 @@ func (p *Picker) assume(c *candidate, length, size int) {
 // history tells the policy what the candidates were sent lately, what the
 // request would push out, and whom its prefix was moved or copied to.
 func (p *Picker) history(w *work, r *Request, now time.Time) {
+	n := len(w.candidates)
+	w.histories = slices.Grow(w.histories[:0], n)[:n]
+	clear(w.histories)
+	for i := range w.histories {
+		w.round.Candidates[i].History = &w.histories[i]
+	}
 	for i := range w.scopes {
 		s := &w.scopes[i]
 		s.hash(r, s.blocks)

@@ -29,14 +29,19 @@ func (e *e2) score(r *Round, scores []float64) {
 	for i := range scores {
 		c := &r.Candidates[i]
 		s := c.Speed
-		scores[i] = s.Time(c.History.Lately) + c.Load.Requests*decode*s.B +
-			s.Time(c.History.Victims) +
+		h := c.History
+		if h == nil {
+			h = &nothing
+		}
+		scores[i] = s.Time(h.Lately) + c.Load.Requests*decode*s.B + s.Time(h.Victims) +
 			s.Prefill(float64(max(c.Uncached, 1)), float64(c.cached()))
-		if holds := c.cached() == best && !r.Moved; exploit && !holds && !c.History.Placed {
+		if holds := c.cached() == best && !r.Moved; exploit && !holds && !h.Placed {
 			scores[i] += last
 		}
 	}
 }
+
+var nothing History
 
 // decodePerToken is the time of a mean answer in ms, by the candidates' mean,
 // for each ms that a token takes in prefill. How long answers are is a matter

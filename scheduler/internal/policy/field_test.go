@@ -99,7 +99,7 @@ func TestScoresOfTheField(t *testing.T) {
 		// tokens at 10 ms; M: 50 ms; P: what is uncached.
 		{"e2", round(0,
 			Candidate{Uncached: 8000, Speed: speed(), Load: Load{Requests: 2},
-				History: History{Lately: work(1, 1000, 0), Victims: work(1, 500, 0)}},
+				History: &History{Lately: work(1, 1000, 0), Victims: work(1, 500, 0)}},
 			Candidate{GPU: 3999, Uncached: 4001, Speed: speed()},
 		), []float64{100 + 2000 + 50 + 800, 400.1}},
 		// Most of it is cached: the cheaper of those that have the most.
@@ -129,9 +129,9 @@ func TestEachTermOnAGoldenTable(t *testing.T) {
 		"P":              {Candidate{Uncached: 1000}, 5 + 100 + 500},         // 1e-3 * 1000 * 500
 		"P with context": {Candidate{GPU: 600, Uncached: 400}, 5 + 40 + 320}, // 1e-3 * 400 * 800
 		"P of nothing":   {Candidate{GPU: 1000}, 5 + 0.1 + 1e-3*1000.5},      // the last token
-		"L lately":       {Candidate{Uncached: 1000, History: History{Lately: work(2, 500, 1e4)}}, 605 + 10 + 50 + 10},
+		"L lately":       {Candidate{Uncached: 1000, History: &History{Lately: work(2, 500, 1e4)}}, 605 + 10 + 50 + 10},
 		"L decode":       {Candidate{Uncached: 1000, Load: Load{Requests: 3}}, 605 + 3*100*10},
-		"M":              {Candidate{Uncached: 1000, History: History{Victims: work(1, 100, 1e3)}}, 605 + 5 + 10 + 1},
+		"M":              {Candidate{Uncached: 1000, History: &History{Victims: work(1, 100, 1e3)}}, 605 + 5 + 10 + 1},
 	} {
 		c.in.Speed = s
 		if got := scores(t, "e2", round(0, c.in)); math.Abs(got[0]-c.want) > 1e-9 {
@@ -154,7 +154,7 @@ func TestHalfOfThePromptDecides(t *testing.T) {
 func TestPopularVictimsMakeAMemberDearer(t *testing.T) {
 	a := Candidate{Uncached: 1000, Speed: speed()}
 	b := a
-	b.History.Victims = work(4, 4000, 0)
+	b.History = &History{Victims: work(4, 4000, 0)}
 	if got := best(t, "e2", round(0, b, a)); !cmp.Equal(got, []int{1}) {
 		t.Errorf("%v", got)
 	}
@@ -162,7 +162,7 @@ func TestPopularVictimsMakeAMemberDearer(t *testing.T) {
 
 func TestMovedPrefixBelongsToItsNewMembers(t *testing.T) {
 	holder, copy := cached(8000, Load{Requests: 1}), cached(0, Load{})
-	copy.History.Placed = true
+	copy.History = &History{Placed: true}
 	r := round(0, holder, copy, cached(0, Load{}))
 	if got := best(t, "e2", r); !cmp.Equal(got, []int{1}) {
 		t.Errorf("copied: %v", got)

@@ -34,8 +34,9 @@ type Candidate struct {
 	// Sent are the prompt's tokens that went here before and may still be
 	// here, events or not. For policies with NeedsSent.
 	Sent int
-	// History is what was sent here lately. For policies with NeedsHistory.
-	History History
+	// History is what was sent here lately; nil: nothing is known. For policies
+	// with NeedsHistory.
+	History *History
 }
 
 // History is what a member was sent lately.
@@ -71,7 +72,7 @@ type Load struct {
 // unless every candidate has a recent one, because a sample says more than our
 // own counts and would always look worse. Requests that wait at the engine and
 // are not ours are taken for mean ones.
-func LoadOf(m *fleet.Member, r fleet.Reserved, waitMS float64, s *learn.Speed, gauges bool) Load {
+func LoadOf(m *fleet.Member, r *fleet.Reserved, waitMS float64, s *learn.Speed, gauges bool) Load {
 	l := Load{
 		Requests: float64(r.Open),
 		Waiting:  float64(r.Prefills),

@@ -212,7 +212,7 @@ func TestLoadOf(t *testing.T) {
 		// Two of the three that wait are not ours: 1,000 tokens and 100 ms each.
 		{true, Load{Requests: 11, Waiting: 2, Tokens: 2500, WaitMS: 250, KVUsage: 0, Last: 9}},
 	} {
-		if diff := cmp.Diff(c.want, LoadOf(m, r, 50, speed(), c.gauges), cmpopts.EquateApprox(0, 1e-9), cmpopts.EquateNaNs()); diff != "" {
+		if diff := cmp.Diff(c.want, LoadOf(m, &r, 50, speed(), c.gauges), cmpopts.EquateApprox(0, 1e-9), cmpopts.EquateNaNs()); diff != "" {
 			t.Errorf("gauges %v:\n%s", c.gauges, diff)
 		}
 	}
@@ -235,7 +235,7 @@ func TestScoresAreNumbers(t *testing.T) {
 				Load:  Load{Requests: any.Draw(t, "requests"), Tokens: any.Draw(t, "tokens"), WaitMS: any.Draw(t, "wait")},
 				Speed: s,
 				Draw:  rapid.Uint64().Draw(t, "draw"), Sent: tokens.Draw(t, "sent"),
-				History: History{Lately: work(1, any.Draw(t, "lately"), any.Draw(t, "pairs"))},
+				History: &History{Lately: work(1, any.Draw(t, "lately"), any.Draw(t, "pairs"))},
 			})
 			usage := rapid.OneOf(rapid.Float64Range(0, 1), rapid.Just(math.NaN()))
 			r.Candidates[len(r.Candidates)-1].Load.KVUsage = usage.Draw(t, "usage")

@@ -130,7 +130,7 @@ func (c *scout) pick(r *pick.Request) *pick.Decision {
 	return d
 }
 
-func (c *scout) reserved(member string) fleet.Reserved {
+func (c *scout) reserved(member string) *fleet.Reserved {
 	return c.fleet.View().Named(member).Reserved()
 }
 

@@ -343,7 +343,7 @@ func TestEveryAnswerSaysWhatItStandsOn(t *testing.T) {
 			t.Errorf("%s: %v and %d uncached are not 1000", id, cached, c.GetUncachedTokens())
 		}
 		cost := c.GetCost()
-		sum := cost.GetWaitMs() + cost.GetLoadMs() + cost.GetPrefillMs() + cost.GetMissMs() + cost.GetDecodeMs()
+		sum := cost.GetWaitMs() + cost.GetLoadMs() + cost.GetPrefillMs() + cost.GetMissMs() + cost.GetEvictMs() + cost.GetDecodeMs()
 		if d := sum - cost.GetTotalMs(); d > 1e-6 || d < -1e-6 || cost.GetTotalMs() <= 0 {
 			t.Errorf("%s: the parts of %v add up to %v", id, cost, sum)
 		}

@@ -1000,7 +1000,9 @@ type Cost struct {
 	// price of the miss to others.
 	MissMs float64 `protobuf:"fixed64,5,opt,name=miss_ms,json=missMs,proto3" json:"miss_ms,omitempty"`
 	// decode: what the running batch adds.
-	DecodeMs      float64 `protobuf:"fixed64,6,opt,name=decode_ms,json=decodeMs,proto3" json:"decode_ms,omitempty"`
+	DecodeMs float64 `protobuf:"fixed64,6,opt,name=decode_ms,json=decodeMs,proto3" json:"decode_ms,omitempty"`
+	// evict: what will be computed again because this request pushes it out.
+	EvictMs       float64 `protobuf:"fixed64,7,opt,name=evict_ms,json=evictMs,proto3" json:"evict_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1073,6 +1075,13 @@ func (x *Cost) GetMissMs() float64 {
 func (x *Cost) GetDecodeMs() float64 {
 	if x != nil {
 		return x.DecodeMs
+	}
+	return 0
+}
+
+func (x *Cost) GetEvictMs() float64 {
+	if x != nil {
+		return x.EvictMs
 	}
 	return 0
 }
@@ -2565,7 +2574,7 @@ const file_pb_scheduler_proto_rawDesc = "" +
 	"\x03gpu\x18\x01 \x01(\x04R\x03gpu\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\x04R\x04host\x12\x12\n" +
 	"\x04disk\x18\x03 \x01(\x04R\x04disk\x12\x1c\n" +
-	"\tpredicted\x18\x04 \x01(\x04R\tpredicted\"\xa8\x01\n" +
+	"\tpredicted\x18\x04 \x01(\x04R\tpredicted\"\xc3\x01\n" +
 	"\x04Cost\x12\x19\n" +
 	"\btotal_ms\x18\x01 \x01(\x01R\atotalMs\x12\x17\n" +
 	"\await_ms\x18\x02 \x01(\x01R\x06waitMs\x12\x17\n" +
@@ -2573,7 +2582,8 @@ const file_pb_scheduler_proto_rawDesc = "" +
 	"\n" +
 	"prefill_ms\x18\x04 \x01(\x01R\tprefillMs\x12\x17\n" +
 	"\amiss_ms\x18\x05 \x01(\x01R\x06missMs\x12\x1b\n" +
-	"\tdecode_ms\x18\x06 \x01(\x01R\bdecodeMs\"\x9c\x03\n" +
+	"\tdecode_ms\x18\x06 \x01(\x01R\bdecodeMs\x12\x19\n" +
+	"\bevict_ms\x18\a \x01(\x01R\aevictMs\"\x9c\x03\n" +
 	"\tCandidate\x124\n" +
 	"\x06member\x18\x01 \x01(\v2\x1c.kvscout.scheduler.v1.MemberR\x06member\x12:\n" +
 	"\x06cached\x18\x02 \x01(\v2\".kvscout.scheduler.v1.CachedTokensR\x06cached\x12'\n" +

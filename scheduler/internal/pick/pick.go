@@ -73,6 +73,7 @@ type Picker struct {
 	mirror   *approx.Mirror
 	wanted   wanted
 	speeds   speeds
+	stock    stock
 	outbox   outbox
 	left     [policy.LeftReasons]atomic.Uint64
 	ladder   ladder
@@ -185,6 +186,7 @@ func (p *Picker) try(r *Request, pol policy.Policy, shadow *policy.Policy, expla
 		keys, life := p.predict(w, r, now)
 		p.outbox.charge(id, &choice, keys, life, now)
 		p.send(w, r, now)
+		p.stock.decided(int(choice.Cached), int(choice.Uncached))
 		p.delay.look(p.index, 1, now)
 	}
 	d = w.receipt(r, pol, view, now)
@@ -308,8 +310,10 @@ func (p *Picker) Report(r Report, now time.Time) bool {
 // Tick learns from the load samples that have come, and drops predictions that
 // ran out. Call it about every half second.
 func (p *Picker) Tick(now time.Time) {
-	p.speeds.learn(p.fleet.View(), now)
+	view := p.fleet.View()
+	p.speeds.learn(view, now)
+	p.stock.count(view, p.index, now)
 	p.forecast.expire(now)
 	p.delay.look(p.index, probes, now)
-	p.follow(p.fleet.View(), now)
+	p.follow(view, now)
 }

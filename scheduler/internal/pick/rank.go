@@ -34,10 +34,8 @@ func (p *Picker) prepare(w *work, r *Request, view *fleet.View, now time.Time) {
 		busy += c.speed.Busy
 		known++
 	}
-	w.round.Rho = 0
-	if known > 0 {
-		w.round.Rho = busy / known
-	}
+	w.round.Rho = busy / known // NaN where nothing is known
+	w.round.Reuse = math.Float64frombits(p.stock.reuse.Load())
 	w.round.Moved = false
 	w.round.Output, w.round.Length = float64(r.ExpectedOutput), r.Prompt.length()
 	n := len(w.candidates)
@@ -56,6 +54,8 @@ func (p *Picker) prepare(w *work, r *Request, view *fleet.View, now time.Time) {
 			Uncached:  uncached,
 			Speed:     c.speed,
 			BlockSize: c.member.Info.BlockSize,
+			Capacity:  int(c.member.Info.Blocks) * c.member.Info.BlockSize,
+			Room:      p.stock.room(c.member),
 			Sent:      c.sent,
 		}
 	}

@@ -80,7 +80,7 @@ func TestExplainShowsBothRankings(t *testing.T) {
 	parts := func(list []Candidate) map[string]Candidate {
 		m := make(map[string]Candidate)
 		for _, c := range list {
-			if s := c.Cost.Wait + c.Cost.Load + c.Cost.Prefill + c.Cost.Miss + c.Cost.Decode; math.Abs(s-c.Cost.Total) > 1e-9 {
+			if s := c.Cost.Wait + c.Cost.Load + c.Cost.Prefill + c.Cost.Miss + c.Cost.Evict + c.Cost.Decode; math.Abs(s-c.Cost.Total) > 1e-9 {
 				t.Errorf("%s: parts %v, total %v", c.Member.Info.Name, s, c.Cost.Total)
 			}
 			m[c.Member.Info.Name] = c

@@ -9,12 +9,19 @@ const (
 	// decodeWeight weighs the longer decode in a larger batch against time to
 	// the first token. Steps are longer under load for other reasons too, so
 	// that more than a little of it costs more time than it gains.
-	decodeWeight = 0.05
+	decodeWeight = 0.02
 	// stepShare is what one more request adds to a step: published fits lie
 	// between 1/650 and 1/250 of an empty step.
 	stepShare = 1.0 / 400
-	// horizon is the time in ms that a burst is measured by.
+	// crowd weighs those who come while there is a backlog.
+	crowd = 2
+	// tailWeight is the worth of a cached token that is next to be evicted, as a
+	// share of the mean cached token's.
+	tailWeight = 0.5
+	// horizon in ms, over which a backlog tells how busy a fleet is.
 	horizon = 1000
+	// maxRho keeps the price of a miss finite.
+	maxRho = 0.9
 )
 
 // Cost is predicted time in ms. The parts add up to Total.
@@ -25,6 +32,8 @@ type Cost struct {
 	Wait, Load, Prefill float64
 	// Miss is the price that others pay for the prefill.
 	Miss float64
+	// Evict is what will be computed again because this request pushes it out.
+	Evict float64
 	// Decode is what the batch costs this request, and this request the
 	// batch, beyond the candidate where that is least.
 	Decode float64
@@ -35,40 +44,39 @@ func (c Cost) FirstToken() float64 { return c.Wait + c.Load + c.Prefill }
 
 // Estimate fills r.Costs.
 //
-// A prefill delays everybody who comes after it. By queueing theory a ms of
-// extra work costs them rho/(1-rho) ms, so missing tokens are charged 1 +
-// rho/(1-rho) times their prefill: plain time to first token on an idle fleet,
-// affinity near saturation. Rho is smoothed and comes too late for a burst, so
-// the prefill that already waits, as a share of the next second, counts in its
-// place where it is more: a burst of siblings then stays with few owners.
+// A prefill delays everybody who comes until the backlog is worked off. With
+// rate requests a ms and member, and a backlog of so many ms each, of which
+// 1-rho is worked off in a ms, that are rate*backlog/(1-rho) requests: so often
+// is a ms of missing prefill charged again. Nothing on an idle fleet, affinity
+// near saturation and in a burst.
+//
+// What is computed also takes the place of what is cached, unless the member
+// has room. A cached token saves as many as are found cached for each one
+// computed.
 //
 // Others are spread over all candidates, so what they pay is charged by the
 // candidates' mean speed: how fast a member is believed to be counts once, in
 // its own prefill, and no error of that is multiplied near saturation.
 func Estimate(r *Round) {
-	var waiting float64
-	for i := range r.Candidates {
-		waiting += r.Candidates[i].Load.WaitMS
-	}
-	rho := waiting / (horizon * float64(len(r.Candidates)))
-	if r.Rho > rho {
-		rho = r.Rho
-	}
-	miss := price(rho) * meanToken(r.Candidates)
+	token := meanToken(r.Candidates)
+	miss := price(r) * token
+	evict := tailWeight * max(r.Reuse, 0) * token
 	least := math.Inf(1)
 	for i := range r.Candidates {
 		c := &r.Candidates[i]
 		// The last token is computed even if all are cached.
-		prefill := c.Speed.Prefill(float64(max(c.Uncached, 1)), float64(c.cached()))
+		missing := float64(max(c.Uncached, 1))
+		prefill := c.Speed.Prefill(missing, float64(c.cached()))
 		output := r.Output
 		if !(output > 0) {
 			output = c.Speed.OutputTokens
 		}
 		cost := Cost{
-			Wait:    c.Load.WaitMS,
+			Wait:    c.Load.WaitMS + c.memoryWait(missing),
 			Load:    float64(c.Host)*c.Speed.Load(c.Speed.HostMS) + float64(c.Disk)*c.Speed.Load(c.Speed.DiskMS),
 			Prefill: prefill,
-			Miss:    miss * float64(max(c.Uncached, 1)),
+			Miss:    miss * missing,
+			Evict:   evict * max(0, missing-float64(c.Room)),
 			Decode: c.Load.Requests * (decodeWeight*output*stepShare*c.Speed.StepMS +
 				stallWeight*prefill),
 		}
@@ -78,8 +86,20 @@ func Estimate(r *Round) {
 	for i := range r.Costs {
 		c := &r.Costs[i]
 		c.Decode -= least
-		c.Total = c.Wait + c.Load + c.Prefill + c.Miss + c.Decode
+		c.Total = c.Wait + c.Load + c.Prefill + c.Miss + c.Evict + c.Decode
 	}
+}
+
+// memoryWait is the time in ms until running requests have given back the
+// cache memory that a request needs to begin, after those before it. Requests
+// hold theirs while they decode, so in that time all of it comes back.
+func (c *Candidate) memoryWait(missing float64) float64 {
+	used := c.Load.KVUsage * float64(c.Capacity)
+	lacks := missing + c.Load.Tokens + used - float64(c.Capacity)
+	if !(used > 0) || !(lacks > 0) {
+		return 0 // or not known
+	}
+	return min(lacks/used, 10) * c.Speed.OutputTokens * c.Speed.StepMS
 }
 
 // meanToken is the time in ms that all candidates together take to compute as
@@ -92,13 +112,25 @@ func meanToken(list []Candidate) float64 {
 	return float64(len(list)) / rate
 }
 
-// price is rho/(1-rho), nothing where rho is not known.
-func price(rho float64) float64 {
-	if !(rho > 0) {
+// price is what a ms of prefill costs those who come after, in ms. Where rho is
+// not known the backlog as a share of the next second stands for it.
+func price(r *Round) float64 {
+	var backlog, mean float64
+	for i := range r.Candidates {
+		c := &r.Candidates[i]
+		backlog += c.Load.WaitMS
+		mean += c.Speed.Prefill(c.Speed.PromptTokens, 0)
+	}
+	if !(mean > 0) {
 		return 0
 	}
-	rho = min(rho, 0.9)
-	return rho / (1 - rho)
+	rho := r.Rho
+	if math.IsNaN(rho) {
+		rho = backlog / (horizon * float64(len(r.Candidates)))
+	}
+	rho = min(max(rho, 0), maxRho)
+	// Requests a ms and member are rho/mean; both sums are over all members.
+	return crowd * rho / (1 - rho) * backlog / mean
 }
 
 // cost is the default policy: the least predicted time.

@@ -25,6 +25,8 @@ type Candidate struct {
 	Uncached int
 	Load     Load
 	Speed    *learn.Speed
+	// Capacity of the cache in tokens; 0: not known. Room of it holds nothing.
+	Capacity, Room int
 	// BlockSize of the member in tokens; 0: not known.
 	BlockSize int
 	// Draw is what the request's key drew here, the highest first in line:
@@ -107,6 +109,9 @@ type Round struct {
 	// Rho is the share of the candidates' prefill capacity in use, smoothed;
 	// NaN: not known.
 	Rho float64
+	// Reuse is how many prompt tokens are found cached lately for each one that
+	// is computed.
+	Reuse float64
 	// Output tokens that the request is expected to produce; 0: not known.
 	Output float64
 	// Length of the prompt in tokens; 0: not known.

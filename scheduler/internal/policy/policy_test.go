@@ -42,24 +42,28 @@ func TestCostByPart(t *testing.T) {
 			},
 			[]Cost{{Total: 800, Prefill: 800}, {Total: 200, Prefill: 200}, {Total: 0.1, Prefill: 0.1}},
 		},
-		{"half busy: a miss costs twice", 0.5,
+		{"half busy, a backlog of one mean request: a miss costs three times", 0.5,
 			[]Candidate{{GPU: 6000, Uncached: 2000, Load: Load{WaitMS: 100}, Speed: speed()}},
-			[]Cost{{Total: 500, Wait: 100, Prefill: 200, Miss: 200}},
+			[]Cost{{Total: 700, Wait: 100, Prefill: 200, Miss: 400}},
 		},
-		{"a burst: 500 ms wait on average, a miss costs twice", 0,
+		{"half busy, no backlog: nobody pays for a miss", 0.5,
+			[]Candidate{{GPU: 6000, Uncached: 2000, Speed: speed()}},
+			[]Cost{{Total: 200, Prefill: 200}},
+		},
+		{"the backlog of all counts, five mean requests each", 0.5,
 			[]Candidate{
 				{Uncached: 2000, Load: Load{WaitMS: 1000}, Speed: speed()},
 				{Uncached: 1000, Speed: speed()},
 			},
-			[]Cost{{Total: 1400, Wait: 1000, Prefill: 200, Miss: 200}, {Total: 200, Prefill: 100, Miss: 100}},
+			[]Cost{{Total: 3200, Wait: 1000, Prefill: 200, Miss: 2000}, {Total: 1100, Prefill: 100, Miss: 1000}},
 		},
-		{"beyond nine tenths the price stays", 2,
-			[]Candidate{{Uncached: 2000, Speed: speed()}},
-			[]Cost{{Total: 2000, Prefill: 200, Miss: 1800}},
+		{"beyond nine tenths the price grows with the backlog alone", 2,
+			[]Candidate{{Uncached: 2000, Load: Load{WaitMS: 100}, Speed: speed()}},
+			[]Cost{{Total: 3900, Wait: 100, Prefill: 200, Miss: 3600}},
 		},
-		{"rho unknown", math.NaN(),
-			[]Candidate{{Uncached: 2000, Speed: speed()}},
-			[]Cost{{Total: 200, Prefill: 200}},
+		{"rho unknown: a backlog of half a second stands for half busy", math.NaN(),
+			[]Candidate{{Uncached: 2000, Load: Load{WaitMS: 500}, Speed: speed()}},
+			[]Cost{{Total: 2700, Wait: 500, Prefill: 200, Miss: 2000}},
 		},
 		{"host is loaded, a disk slower than computing is no better than that", 0,
 			[]Candidate{
@@ -70,22 +74,43 @@ func TestCostByPart(t *testing.T) {
 		},
 		{"others pay by the mean speed", 0.5,
 			[]Candidate{
-				{Uncached: 2000, Speed: speed()},
-				{Uncached: 2000, Speed: &learn.Speed{Curve: learn.Curve{B: 0.3}}},
+				{Uncached: 2000, Load: Load{WaitMS: 100}, Speed: speed()},
+				{Uncached: 2000, Load: Load{WaitMS: 100}, Speed: &learn.Speed{Curve: learn.Curve{B: 0.3}, PromptTokens: 1000}},
 			},
-			// Two tokens in 1/(10+3.33) s each: 0.15 ms a token.
-			[]Cost{{Total: 500, Prefill: 200, Miss: 300}, {Total: 900, Prefill: 600, Miss: 300}},
+			// Half a mean request waits, and two tokens take 1/(10+3.33) s: 0.15 ms a token.
+			[]Cost{{Total: 600, Wait: 100, Prefill: 200, Miss: 300}, {Total: 1000, Wait: 100, Prefill: 600, Miss: 300}},
+		},
+		{"a full cache loses what it takes, a roomy one what does not fit", 0,
+			[]Candidate{
+				{Uncached: 2000, Capacity: 9000, Speed: speed()},
+				{Uncached: 2000, Capacity: 9000, Room: 1500, Speed: speed()},
+				{Uncached: 2000, Capacity: 9000, Room: 5000, Speed: speed()},
+			},
+			// Three cached for each computed, half of that at the tail: 1.5 tokens a token.
+			[]Cost{{Total: 500, Prefill: 200, Evict: 300}, {Total: 275, Prefill: 200, Evict: 75}, {Total: 200, Prefill: 200}},
+		},
+		{"memory that running requests hold comes back while they decode", 0,
+			[]Candidate{
+				{Uncached: 2000, Capacity: 10_000, Room: 2000, Load: Load{KVUsage: 0.8, Tokens: 2000}, Speed: speed()},
+				{Uncached: 2000, Capacity: 10_000, Room: 2000, Load: Load{KVUsage: 0.8}, Speed: speed()},
+				{Uncached: 2000, Capacity: 10_000, Room: 2000, Load: Load{KVUsage: math.NaN(), Tokens: 9000}, Speed: speed()},
+			},
+			// 8,000 tokens in 100 steps of 10 ms; 2,000 lack.
+			[]Cost{{Total: 450, Wait: 250, Prefill: 200}, {Total: 200, Prefill: 200}, {Total: 200, Prefill: 200}},
 		},
 		{"decode is what a member costs more than the least", 0,
 			[]Candidate{
 				{Uncached: 2000, Load: Load{Requests: 10}, Speed: speed()},
 				{Uncached: 2000, Load: Load{Requests: 30}, Speed: speed()},
 			},
-			// A request adds 0.05*100*10/400 = 0.125 and 0.01*200 = 2 ms.
-			[]Cost{{Total: 200, Prefill: 200}, {Total: 242.5, Prefill: 200, Decode: 42.5}},
+			// A request adds 0.02*100*10/400 = 0.05 and 0.01*200 = 2 ms.
+			[]Cost{{Total: 200, Prefill: 200}, {Total: 241, Prefill: 200, Decode: 41}},
 		},
 	} {
 		r := round(c.rho, c.in...)
+		if c.in[0].Capacity > 0 {
+			r.Reuse = 3
+		}
 		Estimate(r)
 		if diff := cmp.Diff(c.want, r.Costs, cmpopts.EquateApprox(0, 1e-9)); diff != "" {
 			t.Errorf("%s:\n%s", c.name, diff)
@@ -250,7 +275,7 @@ func TestScoresAreNumbers(t *testing.T) {
 			p.Score(r, scores)
 			for i, s := range scores {
 				c := r.Costs[i]
-				sum := c.Wait + c.Load + c.Prefill + c.Miss + c.Decode
+				sum := c.Wait + c.Load + c.Prefill + c.Miss + c.Evict + c.Decode
 				if !(s >= 0 && s <= math.MaxFloat64) || math.Abs(sum-c.Total) > 1e-9*c.Total {
 					t.Fatalf("%s: score %v, cost %+v", name, s, c)
 				}

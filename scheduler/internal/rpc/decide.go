@@ -129,7 +129,8 @@ func (s *Service) rankingOf(d *pick.Decision, now time.Time) *pb.Ranking {
 		to.cached.Gpu, to.cached.Host = uint64(c.Cached.GPU), uint64(c.Cached.Host)
 		to.cached.Disk, to.cached.Predicted = uint64(c.Cached.Disk), uint64(c.Cached.Predicted)
 		to.cost.TotalMs, to.cost.WaitMs, to.cost.LoadMs = c.Cost.Total, c.Cost.Wait, c.Cost.Load
-		to.cost.PrefillMs, to.cost.MissMs, to.cost.DecodeMs = c.Cost.Prefill, c.Cost.Miss, c.Cost.Decode
+		to.cost.PrefillMs, to.cost.MissMs = c.Cost.Prefill, c.Cost.Miss
+		to.cost.EvictMs, to.cost.DecodeMs = c.Cost.Evict, c.Cost.Decode
 		to.candidate.Member, to.candidate.Cached = &to.member, &to.cached
 		to.candidate.Cost, to.candidate.Picture = &to.cost, &to.picture
 		to.candidate.UncachedTokens = uint64(c.Uncached)

@@ -210,7 +210,7 @@ func TestAnswerCarriesEverything(t *testing.T) {
 		t.Errorf("picture %v", p)
 	}
 	cost := c.GetCost()
-	parts := cost.GetWaitMs() + cost.GetLoadMs() + cost.GetPrefillMs() + cost.GetMissMs() + cost.GetDecodeMs()
+	parts := cost.GetWaitMs() + cost.GetLoadMs() + cost.GetPrefillMs() + cost.GetMissMs() + cost.GetEvictMs() + cost.GetDecodeMs()
 	if d := cost.GetTotalMs() - parts; cost.GetTotalMs() <= 0 || d > 1e-9 || d < -1e-9 {
 		t.Errorf("cost %v", cost)
 	}

@@ -14,7 +14,7 @@ ARGS ?=
 
 export CGO_ENABLED = $(if $(RACE),1,0)
 
-.PHONY: help chaos demo demo-vllm test test-libzmq test-vllm check lint vuln gen bench bench-e2e restart soak fuzz images clean
+.PHONY: help chaos demo demo-vllm test test-libzmq test-vllm check lint vuln gen bench bench-e2e restart report report-short soak fuzz images clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,16 @@ chaos: ## a fleet broken 1,000 times, the index compared with the engines each t
 
 restart: ## a scheduler starts beside 100 members x 100,000 blocks: time until all are exact, memory
 	CGO_ENABLED=0 go run ./e2e/cmd/restart $(ARGS)
+
+# SIMULATED names the code that decides and simulates: results of other code are played again.
+SIMULATED = $(shell go list -deps -f '{{if not .Standard}}{{$$d := .Dir}}{{range .GoFiles}}{{$$d}}/{{.}} {{end}}{{end}}' ./scheduler/internal/sim | xargs cat | sha256sum | cut -c1-12)
+TRACES ?= scheduler/internal/sim/testdata
+
+report: ## docs/ROUTING.md: every policy on every simulated workload; may be stopped and started (ARGS='-only conversation')
+	CGO_ENABLED=0 go run ./scheduler/cmd/kvscout-sim report -traces $(TRACES) -code $(SIMULATED) $(ARGS)
+
+report-short: ## a small part of it; fails when the default policy breaks its promises
+	CGO_ENABLED=0 go run ./scheduler/cmd/kvscout-sim report -short -traces $(TRACES)
 
 soak: ## readers and writers on the index for KVSCOUT_SOAK (10m)
 	KVSCOUT_SOAK=$${KVSCOUT_SOAK:-10m} go test $(RACE) -timeout 0 -count 1 -run Soak -v ./scheduler/internal/index

@@ -45,7 +45,8 @@ var rooms = map[string][]string{
 	"scheduler":                       {"scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/index", "scheduler/internal/queue", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/replica", "scheduler/internal/rpc", "protocol", "protocol/pb", "protocol/telemetry", "protocol/settings"},
 	"scheduler/cmd/kvscout-scheduler": {"scheduler", "protocol/settings"},
 	"scheduler/internal/sim":          {"protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/policy", "scheduler/internal/pick", "scheduler/internal/sim/arrival"},
-	"scheduler/cmd/kvscout-sim":       {"scheduler/internal/sim", "scheduler/internal/sim/arrival"},
+	"scheduler/internal/sim/report":   {"scheduler/internal/policy", "scheduler/internal/sim"},
+	"scheduler/cmd/kvscout-sim":       {"scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report"},
 	"e2e/fakevllm":                    {},
 	"e2e":                             {"agent", "scheduler", "protocol", "protocol/pb", "protocol/blockkey", "e2e/fakevllm"},
 }
@@ -66,6 +67,7 @@ var edges = map[string][]string{
 	"golang.org/x/sync":                     {"agent/internal/vllm", "agent/internal/publish", "agent", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/replica", "scheduler", "scheduler/cmd/kvscout-sim"},
 	"golang.org/x/term":                     {"scheduler/cmd/kvscout-sim"},
 	"github.com/schollz/progressbar":        {"scheduler/cmd/kvscout-sim"},
+	"gonum.org/v1/plot":                     {"scheduler/internal/sim/report"},
 	"go.yaml.in/yaml/v3":                    {"scheduler/internal/profile", "protocol/settings"},
 	"github.com/KimMachineGun/automemlimit": {"agent/cmd/kvscout-agent", "scheduler/cmd/kvscout-scheduler"},
 	"net/http":                              {"agent/internal/vllm", "agent", "protocol/telemetry", "scheduler/internal/intake", "scheduler"},
@@ -74,7 +76,7 @@ var edges = map[string][]string{
 // pure rooms know no socket, clock, logger or context. They may name times
 // and durations, which are arguments, but never ask what time it is.
 var (
-	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/queue", "scheduler/internal/pick", "scheduler/internal/sim", "scheduler/internal/sim/arrival"}
+	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/queue", "scheduler/internal/pick", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report"}
 	unclean   = []string{"context", "log", "log/slog", "net", "net/http", "os"}
 	clockwork = []string{"time.Now(", "time.Since(", "time.Sleep(", "time.After(", "time.NewTimer(", "time.NewTicker("}
 )

@@ -28,6 +28,7 @@ import (
 
 	"github.com/kvscout/kvscout/scheduler/internal/sim"
 	"github.com/kvscout/kvscout/scheduler/internal/sim/arrival"
+	"github.com/kvscout/kvscout/scheduler/internal/sim/report"
 )
 
 const intro = `kvscout-sim puts the scheduler in front of simulated engines on a virtual clock and
@@ -38,6 +39,8 @@ says what each policy makes of a workload:
 Policies are the scheduler's, and two bounds: oracle (one cache without end for
 all pods) and capacity-oracle (the best that this much memory can hold). The same
 seed gives the same output. docs/SIMULATOR.md explains model and figures.
+
+  kvscout-sim report     every policy on every workload, as docs/ROUTING.md
 
 Exit status: 0, 1 on failure, 2 for wrong usage.
 
@@ -51,19 +54,63 @@ func main() {
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	o, err := parse(args, stdout)
+	err := dispatch(ctx, args, stdout, stderr)
 	switch {
-	case errors.Is(err, flag.ErrHelp):
+	case err == nil, errors.Is(err, flag.ErrHelp):
 		return 0
-	case err != nil:
+	case errors.Is(err, errUsage):
 		fmt.Fprintf(stderr, "kvscout-sim: %v\nSee kvscout-sim -help.\n", err)
 		return 2
 	}
-	if err := o.play(ctx, stdout, stderr); err != nil {
-		fmt.Fprintf(stderr, "kvscout-sim: %v\n", err)
-		return 1
+	fmt.Fprintf(stderr, "kvscout-sim: %v\n", err)
+	return 1
+}
+
+// dispatch runs the command that the first argument names; without one, plays.
+func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	if len(args) > 0 && args[0] == "report" {
+		return runReport(ctx, args[1:], stdout, stderr)
 	}
-	return 0
+	o, err := parse(args, stdout)
+	if err != nil {
+		return usage(err)
+	}
+	return o.play(ctx, stdout, stderr)
+}
+
+// errUsage says that the arguments are wrong.
+var errUsage = errors.New("wrong usage")
+
+// wrongUsage is an error that is the caller's.
+type wrongUsage struct{ error }
+
+// Is tells wrong usage from failure.
+func (w wrongUsage) Is(target error) bool { return target == errUsage }
+
+// Unwrap gives what was wrong.
+func (w wrongUsage) Unwrap() error { return w.error }
+
+func usage(err error) error { return wrongUsage{err} }
+
+// parseFlags parses the flags of a command, none of which are positional.
+func parseFlags(name, intro string, args []string, stdout io.Writer, define func(*flag.FlagSet)) error {
+	fs := flag.NewFlagSet("kvscout-sim "+name, flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	fs.Usage = func() {}
+	define(fs)
+	err := fs.Parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprint(stdout, intro)
+		fs.SetOutput(stdout)
+		fs.PrintDefaults()
+	case err == nil && fs.NArg() > 0:
+		err = fmt.Errorf("unexpected argument %q", fs.Arg(0))
+	}
+	if err != nil {
+		return usage(err)
+	}
+	return nil
 }
 
 // options are what the flags say.
@@ -74,6 +121,7 @@ type options struct {
 	arrival          arrival.Options
 	seeds, jobs      int
 	json             bool
+	plot             string
 }
 
 func parse(args []string, stdout io.Writer) (options, error) {
@@ -119,6 +167,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 		return err
 	})
 	fs.IntVar(&o.jobs, "jobs", min(2, runtime.NumCPU()), "`number` of runs at a time")
+	fs.StringVar(&o.plot, "plot", "", "`file` for a picture of the results, as SVG")
 	fs.BoolVar(&o.json, "json", false, "print one JSON object for each policy and seed")
 	fs.Usage = func() {}
 	if err := fs.Parse(args); err != nil {
@@ -171,6 +220,11 @@ func (o options) play(ctx context.Context, stdout, stderr io.Writer) error {
 		return err
 	}
 	sim.Headroom(results)
+	if o.plot != "" {
+		if err := draw(o.plot, fmt.Sprintf("%s, %d pods", workload.Name, o.Pods), results); err != nil {
+			return err
+		}
+	}
 	if o.json {
 		encoder := json.NewEncoder(stdout)
 		for i := range results {
@@ -181,6 +235,15 @@ func (o options) play(ctx context.Context, stdout, stderr io.Writer) error {
 		return nil
 	}
 	return table(stdout, results)
+}
+
+// draw writes a picture of the results.
+func draw(path, title string, results []sim.Result) error {
+	var picture bytes.Buffer
+	if err := report.Picture(&picture, title, results); err != nil {
+		return fmt.Errorf("plot: %w", err)
+	}
+	return os.WriteFile(path, picture.Bytes(), 0o644)
 }
 
 // names splits a list of policies. A comma may also stand between parameters of
@@ -203,12 +266,17 @@ func (o options) workload() (arrival.Workload, error) {
 		o.arrival.BlockSize = cmp.Or(o.arrival.BlockSize, 16)
 		return arrival.Generate(o.generator, o.arrival)
 	}
-	text, err := os.ReadFile(o.trace)
+	o.arrival.BlockSize = cmp.Or(o.arrival.BlockSize, 512)
+	return readTrace(o.trace, o.arrival)
+}
+
+func readTrace(path string, o arrival.Options) (arrival.Workload, error) {
+	f, err := os.Open(path)
 	if err != nil {
 		return arrival.Workload{}, err
 	}
-	o.arrival.BlockSize = cmp.Or(o.arrival.BlockSize, 512)
-	return arrival.Trace(bytes.NewReader(text), filepath.Base(o.trace), o.arrival)
+	defer f.Close()
+	return arrival.Trace(f, filepath.Base(path), o)
 }
 
 // engine reads a file, or takes one of the built-in names.

@@ -80,8 +80,8 @@ func Generate(spec string, o Options) (Workload, error) {
 
 // generator is what a spec's words change.
 type generator struct {
-	ladder
-	loops
+	open         ladder
+	loop         loops
 	words        map[string]func(string) error
 	qps, seconds float64
 	rates        int // 1: by qps and seconds; 2: by stages; 3: both
@@ -92,27 +92,27 @@ func newGenerator(closed bool) *generator {
 	g := &generator{closed: closed}
 	if closed {
 		g.words = map[string]func(string) error{
-			"sessions": count(&g.loops.sessions), "concurrency": count(&g.loops.concurrency), "apps": count(&g.loops.apps), "ramp": duration(&g.loops.ramp),
-			"shared": drawn(&g.loops.shared), "head": drawn(&g.loops.head), "turns": drawn(&g.loops.turns), "input": drawn(&g.loops.input),
-			"output": drawn(&g.loops.output), "pause": drawn(&g.loops.pause),
+			"sessions": count(&g.loop.sessions), "concurrency": count(&g.loop.concurrency), "apps": count(&g.loop.apps), "ramp": duration(&g.loop.ramp),
+			"shared": drawn(&g.loop.shared), "head": drawn(&g.loop.head), "turns": drawn(&g.loop.turns), "input": drawn(&g.loop.input),
+			"output": drawn(&g.loop.output), "pause": drawn(&g.loop.pause),
 		}
 		return g
 	}
 	g.words = map[string]func(string) error{
-		"groups": count(&g.ladder.groups), "prompts": count(&g.ladder.prompts), "gap": duration(&g.ladder.gap),
-		"head": drawn(&g.ladder.head), "input": drawn(&g.ladder.input), "output": drawn(&g.ladder.output),
+		"groups": count(&g.open.groups), "prompts": count(&g.open.prompts), "gap": duration(&g.open.gap),
+		"head": drawn(&g.open.head), "input": drawn(&g.open.input), "output": drawn(&g.open.output),
 		"qps":     func(text string) error { g.rates |= 1; return number(&g.qps)(text) },
 		"seconds": func(text string) error { g.rates |= 1; return number(&g.seconds)(text) },
 		"stages": func(text string) (err error) {
 			g.rates |= 2
-			g.ladder.stages, err = parseStages(text)
+			g.open.stages, err = parseStages(text)
 			return err
 		},
 		"times": func(text string) error {
 			if text != "poisson" && text != "constant" {
 				return errors.New("want poisson or constant")
 			}
-			g.ladder.constant = text == "constant"
+			g.open.constant = text == "constant"
 			return nil
 		},
 	}
@@ -130,31 +130,31 @@ func (g *generator) set(spec string) error {
 			return fmt.Errorf("%s: %w", key, err)
 		}
 	}
-	switch {
-	case g.rates == 3:
+	switch g.rates {
+	case 3:
 		return errors.New("both stages and qps with seconds: want one of them")
-	case g.rates == 1:
+	case 1:
 		stage, err := newStage(g.qps, g.seconds)
 		if err != nil {
 			return err
 		}
-		g.ladder.stages = []Stage{stage}
+		g.open.stages = []Stage{stage}
 	}
 	return nil
 }
 
 func (g *generator) check() error {
 	if g.closed {
-		return g.loops.check()
+		return g.loop.check()
 	}
-	return g.ladder.check()
+	return g.open.check()
 }
 
 func (g *generator) workload(name string, size int) Workload {
 	if g.closed {
-		return g.loops.workload(name, size)
+		return g.loop.workload(name, size)
 	}
-	return g.ladder.workload(name, size)
+	return g.open.workload(name, size)
 }
 
 func count(to *int) func(string) error {

@@ -69,10 +69,10 @@ const formats = "want JSON lines with timestamp, input_length, output_length, ha
 // plain looks through gzip.
 func plain(r io.Reader) (io.Reader, error) {
 	b := bufio.NewReader(r)
-	if magic, err := b.Peek(2); err != nil || magic[0] != 0x1f || magic[1] != 0x8b {
-		return b, nil
+	if magic, _ := b.Peek(2); bytes.Equal(magic, []byte{0x1f, 0x8b}) {
+		return gzip.NewReader(b)
 	}
-	return gzip.NewReader(b)
+	return b, nil // an error of reading comes again
 }
 
 // lines gives the lines that are not blank, and counts all.

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -70,6 +71,28 @@ func (b *builder) observeFleet(s *Scheduler) {
 		for t, n := range counts {
 			see(n, telemetry.AttrTrust, strings.ToLower(fleet.Trust(t).String()))
 		}
+	})
+	b.gauge(telemetry.SchedulerLearned, "{member}", "Members whose speed is their own.", func(see see) {
+		n := int64(0)
+		for _, m := range s.fleet.View().Members {
+			if s.picker.Speed(m).Learned {
+				n++
+			}
+		}
+		see(n, "", "")
+	})
+	b.gauge(telemetry.SchedulerPrefillSpeed, "{token}", "Tokens that a member computes in a second, the fixed part apart.", func(see see) {
+		var speeds []float64
+		for _, m := range s.fleet.View().Members {
+			speeds = append(speeds, 1000/s.picker.Speed(m).B)
+		}
+		if len(speeds) == 0 {
+			return
+		}
+		slices.Sort(speeds)
+		see(int64(speeds[0]), telemetry.AttrStat, "least")
+		see(int64(speeds[len(speeds)/2]), telemetry.AttrStat, "median")
+		see(int64(speeds[len(speeds)-1]), telemetry.AttrStat, "most")
 	})
 	b.gauge(telemetry.SchedulerOpenDecisions, "{decision}", "Decisions that can still be reported.", func(see see) {
 		see(int64(s.fleet.Stats().Decisions), "", "")

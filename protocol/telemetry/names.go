@@ -36,6 +36,8 @@ const (
 	AttrShadow    = "kvscout.shadow"
 	AttrSame      = "kvscout.same"
 	AttrDirection = "kvscout.direction"
+	// AttrStat: least, median, most.
+	AttrStat = "kvscout.stat"
 	// AttrRung of the ladder from prompts to hits; AttrWhere tokens were lost.
 	AttrRung  = "kvscout.rung"
 	AttrWhere = "kvscout.where"
@@ -136,6 +138,11 @@ const (
 	SchedulerFleetEvents = "kvscout.scheduler.fleet.events"
 	// SchedulerMembers counts members (trust).
 	SchedulerMembers = "kvscout.scheduler.members"
+	// SchedulerLearned counts members whose speed was learned from themselves,
+	// SchedulerPrefillSpeed is what members compute in a second (stat: least,
+	// median, most).
+	SchedulerLearned      = "kvscout.scheduler.members.learned"
+	SchedulerPrefillSpeed = "kvscout.scheduler.prefill.speed"
 	// SchedulerReady is 1 when every announced member is exact, or the wait is over.
 	SchedulerReady = "kvscout.scheduler.ready"
 

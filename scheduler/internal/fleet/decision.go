@@ -52,6 +52,16 @@ type Choice struct {
 type Asked struct {
 	Model, Tenant string
 	PromptTokens  int
+	Forecast      Forecast
+}
+
+// Forecast is what was predicted of the time to the first token. The zero
+// value: nothing, here.
+type Forecast struct {
+	Member            ID
+	Name              string // of the member; empty: nothing was predicted
+	WaitMS, PrefillMS float64
+	Host, Disk        int // tokens to be loaded
 }
 
 // Outcome of a decision.

@@ -30,6 +30,9 @@ const (
 	// enough is the number of prefilled requests from which on a member's own
 	// fit is used for others too.
 	enough = 10
+	// longestPrefill in seconds, longestPrompt in tokens and maxBatch are more
+	// than there is: a total that jumps further says nothing.
+	longestPrefill, longestPrompt, maxBatch = 600, 1 << 24, 1 << 16
 	// maxBusy keeps the price of a miss finite.
 	maxBusy = 0.9
 )
@@ -40,6 +43,10 @@ type Totals struct {
 	InterTokenSeconds, InterTokenCount             float64
 	QueueSeconds, QueueRequests                    float64
 	GenerationTokens                               float64
+	// PromptTokens and CachedTokens of requests as they begin.
+	PromptTokens, CachedTokens float64
+	// Running requests at the moment; not a total.
+	Running float64
 }
 
 // Curves are the fits of all members. The zero value is empty. It has no lock.
@@ -60,6 +67,9 @@ type fit struct {
 	prompt, output     average // tokens a request
 	busy               float64
 	busyKnown          bool
+	lone               lone
+	steps              steps
+	served             served
 }
 
 // Observe takes a member's totals at a time. Totals that went back are those
@@ -99,12 +109,17 @@ func (f *fit) learn(t, before Totals, since time.Duration) {
 	seconds := t.PrefillSeconds - before.PrefillSeconds
 	tokens := t.PrefillTokens - before.PrefillTokens
 	requests := t.PrefillRequests - before.PrefillRequests
-	if positive(seconds) && positive(tokens) && positive(requests) {
+	if positive(seconds) && positive(tokens) && positive(requests) && seconds <= longestPrefill*requests && tokens <= longestPrompt*requests {
 		// Divided by the number of requests, so that each observation is a
 		// mean request and a busy second weighs by its square root.
 		w := 1 / math.Sqrt(requests)
-		if c := f.curve(Prior().Curve, 1); 1000*seconds > 1.05*(c.A*requests+c.B*tokens) {
+		cached, known := t.context(before, tokens)
+		c := f.curve(Prior().Curve, 1)
+		if 1000*seconds > 1.05*requests*c.Prefill(tokens/requests, cached/requests) {
 			w *= slow
+		}
+		if known && requests <= lonely {
+			f.lone.add(w, requests, tokens/requests, cached/requests, 1000*seconds)
 		}
 		f.rr += w * requests * requests
 		f.rt += w * requests * tokens
@@ -116,6 +131,9 @@ func (f *fit) learn(t, before Totals, since time.Duration) {
 	}
 	if n, s := t.InterTokenCount-before.InterTokenCount, t.InterTokenSeconds-before.InterTokenSeconds; positive(n) && positive(s) {
 		f.step.add(1000*s/n, n)
+		if batch := (t.Running + before.Running) / 2; batch >= 1 && batch <= maxBatch {
+			f.steps.add(1000*s/n, batch, n)
+		}
 	}
 	if n, s := t.QueueRequests-before.QueueRequests, t.QueueSeconds-before.QueueSeconds; positive(n) && (s == 0 || positive(s)) {
 		f.queue.add(1000*s/n, n)
@@ -139,6 +157,8 @@ func (f *fit) fade(keep float64) {
 	for _, sum := range []*float64{&f.rr, &f.rt, &f.tt, &f.ry, &f.ty, &f.requests} {
 		*sum *= keep
 	}
+	f.lone.fade(keep)
+	f.steps.fade(keep)
 }
 
 // curve solves the fit around a prior that weighs as so many requests of 2,000
@@ -161,7 +181,7 @@ func (f *fit) curve(prior Curve, priorRequests float64) Curve {
 	if !positive(b) || !(a >= 0 && a <= math.MaxFloat64) {
 		return prior
 	}
-	return Curve{A: 1000 * a, B: 1000 * b, C: prior.C}
+	return f.lone.curve(Curve{A: 1000 * a, B: 1000 * b, C: prior.C})
 }
 
 // Fit returns the speeds of all members by number, as of now.
@@ -198,6 +218,10 @@ func (f *fit) speed(prior Speed, median bool, now time.Time) Speed {
 		s.Curve = f.curve(prior.Curve, 1)
 	}
 	s.StepMS = f.step.or(prior.StepMS)
+	s.StepBaseMS, s.StepRequestMS = f.steps.fit(s.StepMS)
+	s.HostMS = f.served.host.or(prior.HostMS)
+	s.DiskMS = f.served.disk.or(prior.DiskMS)
+	s.OverheadMS = f.served.overhead.or(prior.OverheadMS)
 	s.QueueMS = f.queue.or(prior.QueueMS)
 	s.PromptTokens = f.prompt.or(prior.PromptTokens)
 	s.OutputTokens = f.output.or(prior.OutputTokens)
@@ -208,13 +232,26 @@ func (f *fit) speed(prior Speed, median bool, now time.Time) Speed {
 	return s
 }
 
+// context returns the cached tokens before those that were computed since. It
+// is known where the requests that began are those that ended: what they had to
+// compute is what was computed.
+func (t Totals) context(before Totals, computed float64) (cached float64, known bool) {
+	prompt := t.PromptTokens - before.PromptTokens
+	cached = t.CachedTokens - before.CachedTokens
+	if !positive(prompt) || !(cached >= 0) || math.Abs(prompt-cached-computed) > 0.5 {
+		return 0, false
+	}
+	return cached, true
+}
+
 // behind tells whether any total is lower than before: counters do not fall
 // while an engine lives.
 func (t Totals) behind(before Totals) bool {
 	return t.PrefillSeconds < before.PrefillSeconds || t.PrefillTokens < before.PrefillTokens ||
 		t.PrefillRequests < before.PrefillRequests || t.InterTokenSeconds < before.InterTokenSeconds ||
 		t.InterTokenCount < before.InterTokenCount || t.QueueSeconds < before.QueueSeconds ||
-		t.QueueRequests < before.QueueRequests || t.GenerationTokens < before.GenerationTokens
+		t.QueueRequests < before.QueueRequests || t.GenerationTokens < before.GenerationTokens ||
+		t.PromptTokens < before.PromptTokens || t.CachedTokens < before.CachedTokens
 }
 
 // average is a mean in which the newest weigh most and none more than half.
@@ -246,7 +283,11 @@ func medians(list []Speed) Speed {
 	}
 	s.A = median(func(s Speed) float64 { return s.A })
 	s.B = median(func(s Speed) float64 { return s.B })
+	s.C = median(func(s Speed) float64 { return s.C })
 	s.StepMS = median(func(s Speed) float64 { return s.StepMS })
+	s.HostMS = median(func(s Speed) float64 { return s.HostMS })
+	s.DiskMS = median(func(s Speed) float64 { return s.DiskMS })
+	s.OverheadMS = median(func(s Speed) float64 { return s.OverheadMS })
 	s.QueueMS = median(func(s Speed) float64 { return s.QueueMS })
 	s.PromptTokens = median(func(s Speed) float64 { return s.PromptTokens })
 	s.OutputTokens = median(func(s Speed) float64 { return s.OutputTokens })

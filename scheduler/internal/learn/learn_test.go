@@ -72,10 +72,10 @@ func TestNewMemberTakesTheMedianOfItsModel(t *testing.T) {
 func TestNonsenseTeachesNothing(t *testing.T) {
 	nan, inf := math.NaN(), math.Inf(1)
 	for name, end := range map[string]Totals{
-		"nan":      {nan, nan, nan, nan, nan, nan, nan, nan},
-		"infinite": {inf, inf, inf, inf, inf, inf, inf, inf},
+		"nan":      {nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, nan},
+		"infinite": {inf, inf, inf, inf, inf, inf, inf, inf, inf, inf, inf},
 		"zero":     {},
-		"negative": {-1, -1, -1, -1, -1, -1, -1, -1},
+		"negative": {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1},
 	} {
 		var c Curves
 		c.Observe(0, "model", t0, Totals{})
@@ -123,10 +123,10 @@ func TestSpeedsAreAlwaysUsable(t *testing.T) {
 		for range rapid.IntRange(1, 30).Draw(t, "samples") {
 			at = at.Add(time.Duration(rapid.Int64Range(-1e9, 5e9).Draw(t, "step")))
 			v := func() float64 { return value.Draw(t, "v") }
-			c.Observe(0, "model", at, Totals{v(), v(), v(), v(), v(), v(), v(), v()})
+			c.Observe(0, "model", at, Totals{v(), v(), v(), v(), v(), v(), v(), v(), v(), v(), v()})
 		}
 		s := c.Fit(at)[0]
-		for _, v := range []float64{s.A, s.B, s.StepMS, s.QueueMS, s.PromptTokens, s.OutputTokens, s.Prefill(1000, 1000)} {
+		for _, v := range []float64{s.A, s.B, s.StepMS, s.QueueMS, s.PromptTokens, s.OutputTokens, s.Prefill(1000, 1000), s.StepBaseMS, s.StepRequestMS, s.HostMS, s.DiskMS} {
 			if !(v >= 0 && v <= math.MaxFloat64) {
 				t.Fatalf("unusable speed %+v", s)
 			}
@@ -173,4 +173,121 @@ func TestAvoidedMemberComesBackToTheMedian(t *testing.T) {
 		}
 	}
 	near(t, "after 20 minutes without a request", c.Fit(engines[0].at)[3].B, 0.05, 0.2)
+}
+
+// alone serves one request at a time, so that each is seen by itself.
+func (e *engine) alone(c *Curves, member uint32, tokens, cached float64) {
+	e.at = e.at.Add(time.Second)
+	e.t.PrefillRequests++
+	e.t.PrefillTokens += tokens
+	e.t.PromptTokens += tokens + cached
+	e.t.CachedTokens += cached
+	e.t.PrefillSeconds += e.Prefill(tokens, cached) / 1000
+	c.Observe(member, "model", e.at, e.t)
+}
+
+func TestContextIsLearnedWhereItShows(t *testing.T) {
+	var c Curves
+	e := newEngine(Curve{A: 10, B: 0.08, C: 4e-6})
+	for i := range 100 {
+		e.alone(&c, 0, float64(200+997*i%20000), float64(1013*i%30000))
+	}
+	s := c.Fit(e.at)[0]
+	for _, q := range [][2]float64{{1000, 0}, {20000, 0}, {4000, 20000}, {500, 30000}} {
+		near(t, "prefill", s.Prefill(q[0], q[1]), e.Prefill(q[0], q[1]), 0.1)
+	}
+	// Equal requests do not tell context from tokens: the fit stays linear.
+	var same Curves
+	e = newEngine(Curve{A: 10, B: 0.08, C: 4e-6})
+	for range 100 {
+		e.alone(&same, 0, 4000, 0)
+	}
+	s = same.Fit(e.at)[0]
+	near(t, "what was seen", s.Prefill(4000, 0), e.Prefill(4000, 0), 0.1)
+	near(t, "what was not", s.Prefill(1000, 0), e.Prefill(1000, 0), 0.5)
+}
+
+// Requests that began in one observation and ended in another would give the
+// context of one to the time of the other.
+func TestContextOfOtherRequestsIsNotTaken(t *testing.T) {
+	var c Curves
+	e := newEngine(Curve{A: 10, B: 0.08})
+	for i := range 100 {
+		e.t.CachedTokens += float64(7919 * i % 30000) // of requests still running
+		e.alone(&c, 0, float64(200+997*i%20000), 0)
+	}
+	if s := c.Fit(e.at)[0]; s.C != 0 {
+		t.Errorf("context costs %v by requests that never ended", s.C)
+	}
+}
+
+func TestStepsAreLearnedByBatch(t *testing.T) {
+	var c Curves
+	e := newEngine(Curve{B: 0.1})
+	for i := range 200 {
+		batch := float64(1 + i*7%64)
+		e.at = e.at.Add(time.Second)
+		e.t.InterTokenCount += 100
+		e.t.InterTokenSeconds += 100 * (12 + 0.25*batch) / 1000
+		e.t.Running = batch
+		c.Observe(0, "model", e.at, e.t)
+		e.at = e.at.Add(time.Second) // the gauge is taken at both ends
+		e.t.InterTokenCount += 100
+		e.t.InterTokenSeconds += 100 * (12 + 0.25*batch) / 1000
+		c.Observe(0, "model", e.at, e.t)
+	}
+	s := c.Fit(e.at)[0]
+	near(t, "base", s.StepBaseMS, 12, 0.1)
+	near(t, "for each request", s.StepRequestMS, 0.25, 0.2)
+	if s := new(Curves); len(s.Fit(t0)) != 0 {
+		t.Error("speeds of nobody")
+	}
+}
+
+func TestReportsTellOverheadAndLoading(t *testing.T) {
+	var c Curves
+	at := t0
+	for m := range uint32(3) {
+		e := newEngine(Curve{A: 5, B: 0.1})
+		for i := range 20 {
+			e.serve(&c, m, 1, float64(500+100*i))
+		}
+		at = e.at
+	}
+	before := c.Fit(at)[1]
+	for i := range 40 {
+		noise := float64(i%5 - 2)
+		if i%8 == 0 {
+			noise = 3000 // somebody's network
+		}
+		c.Report(0, Served{TTFTMS: 100 + 15 + noise, WaitMS: 40, PrefillMS: 60})
+		c.Report(0, Served{TTFTMS: 100 + 15 + noise + 0.02*2000, WaitMS: 40, PrefillMS: 60, Host: 2000})
+	}
+	for _, bad := range []float64{math.NaN(), math.Inf(1), -5, 0, 1e12} {
+		for range 100 {
+			c.Report(1, Served{TTFTMS: bad, WaitMS: 1, PrefillMS: 1})
+			c.Report(1, Served{TTFTMS: 10, WaitMS: bad + math.NaN(), PrefillMS: 1})
+		}
+	}
+	c.Report(99, Served{TTFTMS: 1})
+	s := c.Fit(at)
+	near(t, "overhead", s[0].OverheadMS, 15, 0.1)
+	near(t, "host", s[0].HostMS, 0.02, 0.1)
+	near(t, "disk", s[0].DiskMS, Prior().DiskMS, 0)
+	if s[1].OverheadMS != before.OverheadMS || s[1].HostMS != before.HostMS {
+		t.Errorf("nonsense was learned: %+v", s[1])
+	}
+}
+
+func TestJumpsTeachNothing(t *testing.T) {
+	var c Curves
+	e := newEngine(Curve{A: 5, B: 0.1})
+	for i := range 50 {
+		e.serve(&c, 0, 2, float64(500+100*i))
+	}
+	want := c.Fit(e.at)[0].Curve
+	e.t.PrefillSeconds += 1e6
+	e.serve(&c, 0, 1, 1000)
+	got := c.Fit(e.at)[0]
+	near(t, "after a jump", got.Prefill(4000, 0), want.Prefill(4000, 0), 0.01)
 }

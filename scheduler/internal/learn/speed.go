@@ -35,7 +35,7 @@ func (c Curve) towards(median Curve, tokens float64) Curve {
 	return Curve{
 		A: own*c.A + (1-own)*median.A,
 		B: own*c.B + (1-own)*median.B,
-		C: median.C,
+		C: own*c.C + (1-own)*median.C,
 	}
 }
 
@@ -53,8 +53,12 @@ type Speed struct {
 	Curve
 	// HostMS and DiskMS are what loading a token from there takes.
 	HostMS, DiskMS float64
-	// StepMS is one step of decoding.
-	StepMS float64
+	// StepMS is one step of decoding, on average lately. StepBaseMS and
+	// StepRequestMS tell what it would be for any number of requests.
+	StepMS, StepBaseMS, StepRequestMS float64
+	// OverheadMS is what callers saw beyond the prediction, by their reports. It
+	// may be negative.
+	OverheadMS float64
 	// QueueMS is what requests waited in the engine lately, on average.
 	QueueMS float64
 	// PromptTokens computed, and OutputTokens, of a mean request.
@@ -69,10 +73,10 @@ type Speed struct {
 // on a current accelerator, within a factor of ten of most.
 func Prior() Speed {
 	return Speed{
-		Curve:        Curve{A: 5, B: 0.05},
-		HostMS:       0.005,
-		DiskMS:       0.04,
-		StepMS:       10,
+		Curve:  Curve{A: 5, B: 0.05},
+		HostMS: 0.005,
+		DiskMS: 0.04,
+		StepMS: 10, StepBaseMS: 10, StepRequestMS: 10 * batchShare,
 		PromptTokens: 1000,
 		OutputTokens: 250,
 		Busy:         math.NaN(),

@@ -300,6 +300,7 @@ func (p *Picker) Report(r Report, now time.Time) bool {
 	asked, known := p.fleet.Report(report, now)
 	if known {
 		p.outbox.end(&report)
+		p.speeds.served(&r, &asked.Forecast)
 	}
 	if known && r.OutputTokens > 0 && r.Outcome == fleet.Finished {
 		p.outputs.observe(asked, r.OutputTokens, now)

@@ -157,7 +157,12 @@ func (w *work) choice(r *Request) fleet.Choice {
 		FirstTokenMS: cost.FirstToken(),
 		Cached:       uint64(c.GPU + c.Host + c.Disk + c.Predicted),
 		Anyway:       w.candidates[w.best].doubt != sound,
-		Asked:        fleet.Asked{Model: r.Model, Tenant: r.Tenant, PromptTokens: r.Prompt.length()},
+		Asked: fleet.Asked{
+			Model: r.Model, Tenant: r.Tenant, PromptTokens: r.Prompt.length(),
+			Forecast: fleet.Forecast{
+				Member: w.candidates[w.best].member.ID, Name: w.candidates[w.best].member.Info.Name, WaitMS: cost.Wait, PrefillMS: cost.Prefill, Host: c.Host, Disk: c.Disk,
+			},
+		},
 	}
 	if w.best < len(w.round.Fits) {
 		f := &w.round.Fits[w.best]

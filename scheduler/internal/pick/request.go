@@ -143,6 +143,9 @@ type Report struct {
 	PromptTokens, CachedTokens *uint64
 	// OutputTokens by the engine's own count; 0: not told.
 	OutputTokens uint64
+	// TTFTMS is the time to the first token as the caller measured it; 0: not
+	// told.
+	TTFTMS float64
 }
 
 func (r *Request) check() error {

@@ -1,6 +1,7 @@
 package pick
 
 import (
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,6 +45,10 @@ func (s *speeds) learn(view *fleet.View, now time.Time) {
 	s.names = names
 	for _, m := range view.Members {
 		t := &m.Load.Totals
+		running := math.NaN()
+		if m.Load.Running >= 0 {
+			running = float64(m.Load.Running)
+		}
 		s.curves.Observe(uint32(m.ID), m.Info.Model(), m.Load.At, learn.Totals{
 			PrefillSeconds:    t.PrefillSeconds,
 			PrefillTokens:     t.PrefillComputedTokens,
@@ -53,9 +58,29 @@ func (s *speeds) learn(view *fleet.View, now time.Time) {
 			QueueSeconds:      t.QueueSeconds,
 			QueueRequests:     t.QueueRequests,
 			GenerationTokens:  t.GenerationTokens,
+			PromptTokens:      t.PromptTokens,
+			CachedTokens:      t.CachedTokens,
+			Running:           running,
 		})
 	}
 	s.fitted.Store(&table{speeds: s.curves.Fit(now), names: names})
+}
+
+// served takes the time to the first token that a caller reported, if the
+// member that was picked served the request to its end, or to that token.
+func (s *speeds) served(r *Report, f *fleet.Forecast) {
+	if r.TTFTMS == 0 || f.Name == "" || r.Member != "" && r.Member != f.Name ||
+		r.Outcome != fleet.FirstToken && r.Outcome != fleet.Finished {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if int(f.Member) >= len(s.names) || s.names[f.Member] != f.Name {
+		return
+	}
+	s.curves.Report(uint32(f.Member), learn.Served{
+		TTFTMS: r.TTFTMS, WaitMS: f.WaitMS, PrefillMS: f.PrefillMS, Host: float64(f.Host), Disk: float64(f.Disk),
+	})
 }
 
 // of returns the speed of a member; it is not to be changed.

@@ -178,6 +178,7 @@ func (s *Service) Report(_ context.Context, req *pb.ReportRequest) (*pb.ReportRe
 		PromptTokens: req.PromptTokens,
 		CachedTokens: req.CachedTokens,
 		OutputTokens: req.GetOutputTokens(),
+		TTFTMS:       req.GetTtftMs(),
 	}, time.Now())
 	if s.line != nil {
 		s.line.stir()

@@ -139,7 +139,10 @@ func speedOf(l learn.Speed) *pb.Speed {
 		ContextMs:   l.C,
 		HostTokenMs: l.HostMS,
 		DiskTokenMs: l.DiskMS,
-		StepMs:      l.StepMS,
+		StepMs:      l.StepBaseMS,
+
+		StepRequestMs: l.StepRequestMS,
+		OverheadMs:    l.OverheadMS,
 	}
 	if !math.IsNaN(l.Busy) {
 		sp.Busy = proto.Float64(l.Busy)

@@ -143,6 +143,9 @@ func (p *play) counted(admin, metric, label string) float64 {
 	sum := 0.0
 	for line := range strings.Lines(string(body)) {
 		labels, value, ok := strings.Cut(line, "} ")
+		if bare, found := strings.CutPrefix(line, metric+" "); found {
+			labels, value, ok = metric+"{", bare, true
+		}
 		if ok && strings.HasPrefix(labels, metric+"{") && strings.Contains(labels, label) {
 			v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
 			if err != nil {

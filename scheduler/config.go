@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/kvscout/kvscout/scheduler/internal/policy"
+	"github.com/kvscout/kvscout/scheduler/internal/queue"
+	"github.com/kvscout/kvscout/scheduler/internal/rpc"
 )
 
 // Config of a scheduler. Every zero value stands for the default named.
@@ -51,6 +53,26 @@ type Config struct {
 	// ShadowPolicy is asked about every request and does not decide: what it
 	// would have changed is counted; empty: none.
 	ShadowPolicy string
+	// QueueLength is how many requests may wait for room at a time; 0: none
+	// waits, every Pick is answered at once.
+	QueueLength int
+	// QueueBytes bounds what waiting requests take; 256 MiB.
+	QueueBytes int64
+	// QueueWait bounds the wait of one request; 60 s.
+	QueueWait time.Duration
+	// QueueAge is how much later a request may come and still be served before
+	// one that waits; 10 s.
+	QueueAge time.Duration
+	// QueueBudget is the prefill that a member may have before requests wait
+	// for it; 1 s.
+	QueueBudget time.Duration
+	// Profiles is a file, or a folder of files, with what was measured of the
+	// members (see docs/OPERATIONS.md); empty: all is learned.
+	Profiles string
+	// TTFTTarget, TPOTTarget and E2ETarget of requests that name none and whose
+	// profile has none: to the first token, a token of output, to the end; 0:
+	// none.
+	TTFTTarget, TPOTTarget, E2ETarget time.Duration
 	// MaxMembers bounds the members at a time; 4096.
 	MaxMembers int
 	// Grace is how long a silent member is remembered; 30 s.
@@ -84,6 +106,10 @@ func (c Config) withDefaults() Config {
 	c.AdminAddress = cmp.Or(c.AdminAddress, "127.0.0.1:9090")
 	c.NATSAddress = cmp.Or(c.NATSAddress, "127.0.0.1:4222")
 	c.IndexBytes = cmp.Or(c.IndexBytes, 1<<30)
+	c.QueueBytes = cmp.Or(c.QueueBytes, 256<<20)
+	c.QueueWait = cmp.Or(c.QueueWait, time.Minute)
+	c.QueueAge = cmp.Or(c.QueueAge, 10*time.Second)
+	c.QueueBudget = cmp.Or(c.QueueBudget, time.Second)
 	c.MaxMembers = cmp.Or(c.MaxMembers, 4096)
 	c.Grace = cmp.Or(c.Grace, 30*time.Second)
 	c.ReadyWait = cmp.Or(c.ReadyWait, 10*time.Second)
@@ -96,6 +122,22 @@ func (c Config) withDefaults() Config {
 	}
 	return c
 }
+
+// line is how requests wait.
+func (c *Config) line() rpc.Line {
+	return rpc.Line{
+		Queue:    queue.Config{Length: c.QueueLength, Bytes: c.QueueBytes, Age: c.QueueAge},
+		BudgetMS: ms(c.QueueBudget),
+		Wait:     c.QueueWait,
+	}
+}
+
+// targets of requests that have none.
+func (c *Config) targets() policy.Targets {
+	return policy.Targets{TTFT: ms(c.TTFTTarget), TPOT: ms(c.TPOTTarget), E2E: ms(c.E2ETarget)}
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // Validate names everything that is wrong, after the defaults.
 func (c Config) Validate() error {
@@ -131,11 +173,17 @@ func (c Config) Validate() error {
 	if _, err := policy.Named(c.ShadowPolicy); err != nil {
 		bad("ShadowPolicy", "%v", err)
 	}
+	if c.QueueLength > maxCalls {
+		bad("QueueLength", "%d: at most %d calls are under way at a time", c.QueueLength, maxCalls)
+	}
 	c.validateAccess(bad)
 	for _, n := range []struct {
 		key   string
 		value int64
 	}{
+		{"QueueLength", int64(c.QueueLength)}, {"QueueBytes", c.QueueBytes}, {"QueueWait", int64(c.QueueWait)},
+		{"QueueAge", int64(c.QueueAge)}, {"QueueBudget", int64(c.QueueBudget)},
+		{"TTFTTarget", int64(c.TTFTTarget)}, {"TPOTTarget", int64(c.TPOTTarget)}, {"E2ETarget", int64(c.E2ETarget)},
 		{"IndexBytes", c.IndexBytes}, {"MaxMembers", int64(c.MaxMembers)}, {"Grace", int64(c.Grace)},
 		{"ReadyWait", int64(c.ReadyWait)}, {"TokenizeTimeout", int64(c.TokenizeTimeout)},
 		{"CallTimeout", int64(c.CallTimeout)}, {"StopWait", int64(c.StopWait)},

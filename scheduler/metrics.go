@@ -21,6 +21,8 @@ import (
 type meters struct {
 	decisions *decisions
 	reports   metric.Int64Counter
+	queued    metric.Float64Histogram
+	queues    bool // requests may wait
 	calls     *calls
 	spans     *spans
 }
@@ -31,11 +33,16 @@ var durations = []float64{
 	.000001, .000002, .000005, .00001, .00002, .00005, .0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5,
 }
 
+// waits in seconds, for requests that wait for room.
+var waits = []float64{.001, .01, .05, .1, .2, .5, 1, 2, 5, 10, 20, 50, 100}
+
 func newMeters(s *Scheduler) (*meters, error) {
 	b := &builder{meter: s.telemetry.Meters.Meter(telemetry.Scope)}
 	m := &meters{
 		decisions: newDecisions(b),
 		reports:   b.counter(telemetry.SchedulerReports, "{report}", "Calls of Report."),
+		queued:    b.histogram(telemetry.SchedulerQueueDuration, "s", "How long requests waited that got a place.", waits),
+		queues:    s.cfg.QueueLength > 0,
 		calls:     newCalls(b),
 		spans:     &spans{tracer: s.telemetry.Tracers.Tracer(telemetry.Scope), propagator: s.telemetry.Propagator},
 	}
@@ -46,12 +53,16 @@ func newMeters(s *Scheduler) (*meters, error) {
 	b.observeReplicas(s)
 	b.observeIntake(s)
 	b.observeRPC(s)
+	b.observeQueue(s)
 	return m, b.err
 }
 
 // decided counts an answer and records its span.
 func (m *meters) decided(ctx context.Context, d rpc.Decided) {
 	m.decisions.decided(ctx, &d)
+	if m.queues && d.Method == "pick" {
+		m.queued.Record(ctx, d.Queued.Seconds())
+	}
 	if trace.SpanFromContext(ctx).IsRecording() {
 		m.spans.record(ctx, &d)
 	}
@@ -295,6 +306,30 @@ func (b *builder) observeRPC(s *Scheduler) {
 	})
 	b.events(telemetry.SchedulerPanics, "Calls that ended in a panic.", func(see see) {
 		see(int64(s.rpc.Stats().Panics), "", "")
+	})
+}
+
+func (b *builder) observeQueue(s *Scheduler) {
+	b.gauge(telemetry.SchedulerQueueWaiting, "{request}", "Requests that wait for room.", func(see see) {
+		see(int64(s.rpc.Stats().Queue.Waiting), "", "")
+	})
+	b.gauge(telemetry.SchedulerQueueBytes, "By", "Memory for the prompts of requests that wait.", func(see see) {
+		see(s.rpc.Stats().Queue.Bytes, "", "")
+	})
+	b.events(telemetry.SchedulerQueueEvents, "What became of requests that had to wait.", func(see see) {
+		st := s.rpc.Stats().Queue
+		see(int64(st.Pushed), telemetry.AttrEvent, "pushed")
+		see(int64(st.Admitted), telemetry.AttrEvent, "admitted")
+		see(int64(st.Cancelled), telemetry.AttrEvent, "cancelled")
+		see(int64(st.Refused), telemetry.AttrEvent, "refused")
+	})
+	b.gauge(telemetry.SchedulerProfiles, "{profile}", "Profiles of members in use.", func(see see) {
+		see(s.profiles.count.Load(), "", "")
+	})
+	b.events(telemetry.SchedulerProfileEvents, "What became of profiles.", func(see see) {
+		see(int64(s.profiles.loads.Load()), telemetry.AttrEvent, "loaded")
+		see(int64(s.profiles.refusals.Load()), telemetry.AttrEvent, "refused")
+		see(int64(s.picker.Stats().Unmeasured), telemetry.AttrEvent, "unmeasured")
 	})
 }
 

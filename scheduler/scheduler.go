@@ -56,6 +56,7 @@ type Scheduler struct {
 	fleet     *fleet.Fleet
 	index     *index.Index
 	picker    *pick.Picker
+	profiles  *profiles
 	intake    *intake.Intake
 	rpc       *rpc.Service
 	meters    *meters
@@ -96,8 +97,14 @@ func New(cfg Config) (*Scheduler, error) {
 	if s.transport, err = cfg.transport(); err != nil {
 		return nil, err
 	}
-	if s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Policy: cfg.Policy, Shadow: cfg.ShadowPolicy, Seed: rand.Uint64()}); err != nil {
+	if s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Policy: cfg.Policy, Shadow: cfg.ShadowPolicy, Targets: cfg.targets(), Seed: rand.Uint64()}); err != nil {
 		return nil, err
+	}
+	s.profiles = &profiles{path: cfg.Profiles, use: s.picker.SetProfiles, log: cfg.Log}
+	if cfg.Profiles != "" {
+		if err := s.profiles.load(); err != nil {
+			return nil, err
+		}
 	}
 	s.intake = intake.New(intake.Config{
 		Engines:    s.engines,
@@ -121,6 +128,7 @@ func New(cfg Config) (*Scheduler, error) {
 		CallTimeout: cfg.CallTimeout,
 		MaxWatchers: maxWatchers,
 		MaxCalls:    maxCalls,
+		Line:        cfg.line(),
 		Decided:     s.meters.decided,
 		Reported:    s.meters.reported,
 		Log:         cfg.Log.With("room", "rpc"),
@@ -221,6 +229,10 @@ func (s *Scheduler) Run(ctx context.Context) (err error) {
 	g.Go(func() error { return in.Run(ctx) })
 	g.Go(func() error { return others.Run(ctx) })
 	g.Go(func() error { s.look(ctx, state); return nil })
+	g.Go(func() error { return s.rpc.Run(ctx) })
+	if s.cfg.Profiles != "" {
+		g.Go(func() error { s.profiles.follow(ctx); return nil })
+	}
 	g.Go(func() error { bus.follow(ctx); return nil })
 	g.Go(func() error {
 		select {

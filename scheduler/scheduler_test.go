@@ -190,7 +190,7 @@ func get(t testing.TB, s *Scheduler, path string) (int, string) {
 // TestCompleteSystem: with the embedded server and one agent, everything that
 // is seen from outside works.
 func TestCompleteSystem(t *testing.T) {
-	s, stop := start(t, Config{ShadowPolicy: "least-requests"})
+	s, stop := start(t, Config{ShadowPolicy: "least-requests", QueueLength: 8})
 	conn := dial(t, s)
 	client := pb.NewSchedulerClient(conn)
 	agent(t, "nats://"+s.Addrs().NATS, 3)

@@ -16,7 +16,8 @@ import (
 )
 
 // live are the settings that Reload changes.
-var live = map[string]bool{"policy": true, "shadow-policy": true, "call-timeout": true, "stop-wait": true}
+var live = map[string]bool{"policy": true, "shadow-policy": true, "call-timeout": true, "stop-wait": true,
+	"ttft-target": true, "tpot-target": true, "e2e-target": true}
 
 // Live tells whether a setting can be changed while a scheduler runs.
 func Live(name string) bool { return live[name] }
@@ -41,6 +42,15 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.BoolVar(&c.Insecure, "insecure", c.Insecure, "serve gRPC and NATS beyond this machine without TLS, and NATS without users")
 	fs.StringVar(&c.Policy, "policy", c.Policy, "scoring policy of requests that `name` none; empty: by predicted time; live")
 	fs.StringVar(&c.ShadowPolicy, "shadow-policy", c.ShadowPolicy, "`name` of a second policy that is asked about every request and does not decide; what it would have changed is counted; empty: none; live")
+	fs.IntVar(&c.QueueLength, "queue-length", c.QueueLength, "`number` of requests that may wait for room; 0: none waits, every Pick is answered at once")
+	fs.Var((*size)(&c.QueueBytes), "queue-memory", "`bytes` that waiting requests may take")
+	fs.DurationVar(&c.QueueWait, "queue-wait", c.QueueWait, "longest `time` that a request waits")
+	fs.DurationVar(&c.QueueAge, "queue-age", c.QueueAge, "`time` by which a request may come later and still be served before one that waits")
+	fs.DurationVar(&c.QueueBudget, "queue-budget", c.QueueBudget, "`time` of prefill that a member may have before requests wait for it")
+	fs.StringVar(&c.Profiles, "profiles", c.Profiles, "`file` or folder with measured profiles of members, whose changes are followed; empty: all is learned")
+	fs.DurationVar(&c.TTFTTarget, "ttft-target", c.TTFTTarget, "`time` to the first token that requests are to have that name no target; 0: none; live")
+	fs.DurationVar(&c.TPOTTarget, "tpot-target", c.TPOTTarget, "`time` for a token of output, likewise; live")
+	fs.DurationVar(&c.E2ETarget, "e2e-target", c.E2ETarget, "`time` to the end, likewise; live")
 	fs.Var((*size)(&c.IndexBytes), "index-memory", "`bytes` that the index may take, like 512MiB")
 	fs.IntVar(&c.MaxMembers, "max-members", c.MaxMembers, "largest `number` of members at a time")
 	fs.DurationVar(&c.Grace, "grace", c.Grace, "`time` after which a silent member is forgotten")
@@ -114,7 +124,7 @@ func (s *Scheduler) Reload(cfg Config) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if err := s.picker.Use(pick.Policies{Policy: cfg.Policy, Shadow: cfg.ShadowPolicy}); err != nil {
+	if err := s.picker.Use(pick.Policies{Policy: cfg.Policy, Shadow: cfg.ShadowPolicy, Targets: cfg.targets()}); err != nil {
 		return err
 	}
 	s.rpc.SetCallTimeout(cfg.CallTimeout)

@@ -37,6 +37,8 @@ const (
 type Options struct {
 	NATS string       // URL of a server that runs elsewhere; empty: the scheduler's own
 	Log  *slog.Logger // nil: silent
+	// Change what the scheduler is configured with; nil: nothing.
+	Change func(*scheduler.Config)
 }
 
 // Stage is a running scheduler with what was started beside it.
@@ -84,10 +86,14 @@ func New(ctx context.Context, opt Options) (*Stage, error) {
 }
 
 func (s *Stage) startScheduler(natsAddress string) error {
-	sched, err := scheduler.New(scheduler.Config{
+	cfg := scheduler.Config{
 		GRPCAddress: local, AdminAddress: local, NATSURL: s.opt.NATS, NATSAddress: natsAddress,
 		StopWait: time.Second, Log: s.opt.Log,
-	})
+	}
+	if s.opt.Change != nil {
+		s.opt.Change(&cfg)
+	}
+	sched, err := scheduler.New(cfg)
 	if err != nil {
 		return err
 	}

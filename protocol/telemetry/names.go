@@ -185,6 +185,20 @@ const (
 	// SchedulerIntakeCacheBytes are held by the cache of rendered prompts.
 	SchedulerIntakeCacheBytes = "kvscout.scheduler.intake.cache.bytes"
 
+	// SchedulerQueueWaiting requests wait for room, SchedulerQueueBytes are what
+	// they take; SchedulerQueueEvents counts what became of requests that had to
+	// wait (event), SchedulerQueueDuration is how long requests waited that got a
+	// place, 0 for those that did not have to.
+	SchedulerQueueWaiting  = "kvscout.scheduler.queue.waiting"
+	SchedulerQueueBytes    = "kvscout.scheduler.queue.bytes"
+	SchedulerQueueEvents   = "kvscout.scheduler.queue.events"
+	SchedulerQueueDuration = "kvscout.scheduler.queue.duration"
+
+	// SchedulerProfiles are in use; SchedulerProfileEvents counts loads, refusals
+	// and candidates of whose requests a profile says nothing (event).
+	SchedulerProfiles      = "kvscout.scheduler.profiles"
+	SchedulerProfileEvents = "kvscout.scheduler.profile.events"
+
 	// SchedulerRefused counts calls and connections that were refused because
 	// there were too many (event).
 	SchedulerRefused = "kvscout.scheduler.refused"

@@ -83,6 +83,20 @@ func (w *work) ahead() {
 	}
 }
 
+// roomWithin tells whether a request that may wait finds room on any of those
+// that are as good as the best. The others of them are no choice then.
+func (w *work) roomWithin(limit float64, pol *policy.Policy) bool {
+	if w.room == nil {
+		return false
+	}
+	for i, s := range w.scores {
+		if s <= limit && pol.Room(&w.round, i, s, w.room.BudgetMS) {
+			return true
+		}
+	}
+	return false
+}
+
 // full returns why the request should wait, or nil.
 func (w *work) full(pol *policy.Policy) *Full {
 	if w.room == nil || !(w.room.Hold && !pol.Pushes) && pol.Room(&w.round, w.best, w.scores[w.best], w.room.BudgetMS) {

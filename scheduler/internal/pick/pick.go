@@ -31,8 +31,9 @@ import (
 type Config struct {
 	Fleet *fleet.Fleet
 	Index *index.Index
-	// Policy and Shadow as in Policies.
+	// Policy, Shadow and Targets as in Policies.
 	Policy, Shadow string
+	Targets        policy.Targets
 	// Seed of the random numbers that break ties and feed the random policy.
 	Seed uint64
 }
@@ -86,7 +87,7 @@ type Picker struct {
 // New returns a Picker, or an error if there is no such policy.
 func New(cfg Config) (*Picker, error) {
 	p := &Picker{fleet: cfg.Fleet, index: cfg.Index, seed: cfg.Seed}
-	if err := p.Use(Policies{Policy: cfg.Policy, Shadow: cfg.Shadow}); err != nil {
+	if err := p.Use(Policies{Policy: cfg.Policy, Shadow: cfg.Shadow, Targets: cfg.Targets}); err != nil {
 		return nil, err
 	}
 	p.mirror = approx.New(approx.Config{Index: cfg.Index})

@@ -99,6 +99,9 @@ type choosing struct {
 func (w *work) choose(pol policy.Policy) choosing {
 	scores := w.scores
 	pol.Score(&w.round, scores)
+	if w.room != nil && pol.Times {
+		policy.Delay(&w.round, scores)
+	}
 	lowest := 0
 	for i := range scores {
 		if scores[i] < scores[lowest] {
@@ -110,9 +113,10 @@ func (w *work) choose(pol policy.Policy) choosing {
 		limit += max(nearShare*w.round.Costs[lowest].FirstToken(), nearStep*w.candidates[lowest].speed.StepMS)
 	}
 	found := choosing{best: -1}
+	room := w.roomWithin(limit, &pol)
 	var weight uint64
 	for i := range scores {
-		if scores[i] > limit {
+		if scores[i] > limit || room && !pol.Room(&w.round, i, scores[i], w.room.BudgetMS) {
 			continue
 		}
 		found.near++

@@ -260,3 +260,20 @@ func TestRoomByBudget(t *testing.T) {
 		}
 	}
 }
+
+// Two of ten requests too many wait for a fifth of the time that one takes.
+func TestTheWaitForAShareIsTime(t *testing.T) {
+	f := measured(0, 10)
+	f.InFlight = 1.1
+	r := fitting(f, measured(0, 10))
+	for i := range r.Candidates {
+		r.Candidates[i].Load.Requests = 11
+	}
+	Estimate(r)
+	Measure(r)
+	got := []float64{5, 5}
+	Delay(r, got)
+	if want := []float64{5 + 0.2*1100, 5}; !cmp.Equal(got, want, cmpopts.EquateApprox(0, 1e-9)) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}

@@ -126,6 +126,17 @@ func (f *Fit) fits(l *Load) bool {
 	return f.Used+f.Share <= 1+1e-9 || l.Requests <= 0 && l.WaitMS <= 0
 }
 
+// Delay adds to scores in ms the time until the request's share becomes free:
+// what is in use of a member ends evenly over the time that a request takes.
+func Delay(r *Round, scores []float64) {
+	for i := range r.Fits {
+		f := &r.Fits[i]
+		if !math.IsNaN(f.Share) && !f.fits(&r.Candidates[i].Load) {
+			scores[i] += (f.Used + f.Share - 1) * f.EndMS
+		}
+	}
+}
+
 // Room tells whether candidate i, with that score, should get the request now
 // rather than later. A policy that pushes always says so, one that pulls says it
 // by the score. The others do where the candidate is idle, and else where its

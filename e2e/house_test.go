@@ -46,7 +46,8 @@ var rooms = map[string][]string{
 	"scheduler/cmd/kvscout-scheduler": {"scheduler", "protocol/settings"},
 	"scheduler/internal/sim":          {"protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/policy", "scheduler/internal/pick", "scheduler/internal/sim/arrival"},
 	"scheduler/internal/sim/report":   {"scheduler/internal/policy", "scheduler/internal/sim"},
-	"scheduler/cmd/kvscout-sim":       {"scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report"},
+	"scheduler/internal/sim/sizing":   {"scheduler/internal/sim", "scheduler/internal/sim/report"},
+	"scheduler/cmd/kvscout-sim":       {"scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing"},
 	"e2e/fakevllm":                    {},
 	"e2e":                             {"agent", "scheduler", "protocol", "protocol/pb", "protocol/blockkey", "e2e/fakevllm"},
 }
@@ -76,7 +77,7 @@ var edges = map[string][]string{
 // pure rooms know no socket, clock, logger or context. They may name times
 // and durations, which are arguments, but never ask what time it is.
 var (
-	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/queue", "scheduler/internal/pick", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report"}
+	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/queue", "scheduler/internal/pick", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing"}
 	unclean   = []string{"context", "log", "log/slog", "net", "net/http", "os"}
 	clockwork = []string{"time.Now(", "time.Since(", "time.Sleep(", "time.After(", "time.NewTimer(", "time.NewTicker("}
 )

@@ -40,6 +40,7 @@ Policies are the scheduler's, and two bounds: oracle (one cache without end for
 all pods) and capacity-oracle (the best that this much memory can hold). The same
 seed gives the same output. docs/SIMULATOR.md explains model and figures.
 
+  kvscout-sim size       how many pods a workload needs, at which cost
   kvscout-sim report     every policy on every workload, as docs/ROUTING.md
 
 Exit status: 0, 1 on failure, 2 for wrong usage.
@@ -68,8 +69,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 // dispatch runs the command that the first argument names; without one, plays.
 func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	if len(args) > 0 && args[0] == "report" {
-		return runReport(ctx, args[1:], stdout, stderr)
+	if len(args) > 0 {
+		switch args[0] {
+		case "report":
+			return runReport(ctx, args[1:], stdout, stderr)
+		case "size":
+			return runSize(ctx, args[1:], stdout, stderr)
+		}
 	}
 	o, err := parse(args, stdout)
 	if err != nil {

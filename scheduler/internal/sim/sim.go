@@ -64,6 +64,8 @@ type Config struct {
 	// again. Adds are the times at which an empty pod joins.
 	Restarts []Restart
 	Adds     []time.Duration
+	// Each, if set, is called with every request that was served to its end.
+	Each func(Served)
 	// Progress, if set, is called as requests end.
 	Progress func(done, total int)
 
@@ -85,6 +87,9 @@ func (c Config) withDefaults() Config {
 	c.Engines = slices.Clone(c.Engines)
 	for i := range c.Engines {
 		c.Engines[i] = c.Engines[i].withDefaults()
+	}
+	if c.Each == nil {
+		c.Each = func(Served) {}
 	}
 	if c.Progress == nil {
 		c.Progress = func(int, int) {}
@@ -316,6 +321,10 @@ func (t teller) firstToken(q *request) { t.run.placer.firstToken(q) }
 func (t teller) end(q *request) {
 	t.run.placer.end(q, fleet.Finished)
 	t.run.log.finished(q, t.run.calendar.now)
+	t.run.cfg.Each(Served{
+		At: q.At.Seconds(), Prompt: q.Length, Cached: q.cached, Output: q.Output,
+		TTFT: (q.first - q.At).Seconds(), E2E: (t.run.calendar.now - q.At).Seconds(), Pod: t.pod.name,
+	})
 	t.run.over(q)
 }
 

@@ -84,8 +84,9 @@ report: ## docs/ROUTING.md: every policy on every simulated workload; may be sto
 report-short: ## a small part of it; fails when the default policy breaks its promises
 	CGO_ENABLED=0 go run ./scheduler/cmd/kvscout-sim report -short -traces $(TRACES)
 
-soak: ## readers and writers on the index for KVSCOUT_SOAK (10m)
+soak: ## readers and writers on the index for KVSCOUT_SOAK (10m); an agent without NATS for a minute under load
 	KVSCOUT_SOAK=$${KVSCOUT_SOAK:-10m} go test $(RACE) -timeout 0 -count 1 -run Soak -v ./scheduler/internal/index
+	KVSCOUT_LONG=1 go test $(RACE) -count 1 -run TestAgentProgram/without -v ./e2e
 
 fuzz: ## every fuzz target for FUZZTIME (2m each)
 	@e2e/fuzz.sh $(FUZZTIME) $(CURDIR)/out/fuzz

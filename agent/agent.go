@@ -97,6 +97,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		defer listener.Close()
 		addr := listener.Addr()
 		a.admin.Store(&addr)
+		a.cfg.Log.Info("serving probes", "address", addr.String())
 	}
 	conn, closed, err := openBus(&a.cfg, a.refused)
 	if err != nil {

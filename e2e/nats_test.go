@@ -57,7 +57,7 @@ func (p *play) between() *wire.Proxy {
 
 // outage lets the engine work while something is broken, and then demands the
 // truth about what was before and what came meanwhile.
-func (e *engine) outage(begin, end func()) {
+func (e *engine) outage(begin, end func()) *witness {
 	e.t.Helper()
 	old := several(1, 20)
 	e.complete(old...)
@@ -67,7 +67,16 @@ func (e *engine) outage(begin, end func()) {
 	more := several(2, 30)
 	e.complete(more...)
 	end()
-	w.says(e.t, e.truth(soon, append(old, more...)...))
+	w.says(e.t, e.truth(soon, append(old, more...)...), flight)
+	return w
+}
+
+// doubtful is an outage that the state must have admitted.
+func (e *engine) doubtful(begin, end func()) {
+	e.t.Helper()
+	if e.outage(begin, end).doubt == "" {
+		e.t.Error("no doubt was admitted")
+	}
 }
 
 // small is an engine whose pool 30 prompts overflow.
@@ -97,7 +106,7 @@ func TestNATSRestarts(t *testing.T) {
 	p := open(t, stage.Options{NATS: s.ClientURL()})
 	e := p.engine(small).watched("pod")
 	opt.Port = s.Addr().(*net.TCPAddr).Port
-	e.outage(func() { halt(s) }, func() { broker(t, opt) })
+	e.doubtful(func() { halt(s) }, func() { broker(t, opt) })
 }
 
 func TestNATSClusterLosesNodes(t *testing.T) {
@@ -157,7 +166,7 @@ func TestNATSPartitionOfTheScheduler(t *testing.T) {
 	p := open(t, stage.Options{NATS: "nats://" + proxy.Addr()})
 	p.NATS = s.ClientURL()
 	e := p.engine(small).watched("pod")
-	e.outage(func() {
+	e.doubtful(func() {
 		proxy.Refuse(true)
 		e.untilMember(e.id(), "be in doubt", func(m *pb.MemberState) bool { return !stage.Exact(m) })
 	}, func() { proxy.Refuse(false) })
@@ -292,7 +301,7 @@ func TestNATSMessagesFromAnOldEpoch(t *testing.T) {
 	if err := conn.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	w.says(t, e.truth(soon, append(old, more...)...))
+	w.says(t, e.truth(soon, append(old, more...)...), flight)
 	if now := p.member(e.id()).GetPicture().GetEpoch(); now <= life {
 		t.Errorf("epoch %d after %d", now, life)
 	}

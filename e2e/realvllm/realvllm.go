@@ -36,6 +36,7 @@ type Config struct {
 	Blocks    int    // in the pool; 0: 256, so that eviction happens
 	Lora      bool
 	NoReplay  bool
+	Ring      int      // batches that can be replayed; 0: the release's own number
 	Args      []string // further arguments
 	Env       []string // further environment, KEY=VALUE
 	Log       io.Writer
@@ -92,6 +93,12 @@ func (e *Engine) URL() string { return fmt.Sprintf("http://127.0.0.1:%d", e.port
 // Address is URL without the scheme.
 func (e *Engine) Address() string { return fmt.Sprintf("127.0.0.1:%d", e.port) }
 
+// Events is where batches are published.
+func (e *Engine) Events() string { return fmt.Sprintf("127.0.0.1:%d", e.port+1) }
+
+// Replay is where batches are asked for again.
+func (e *Engine) Replay() string { return fmt.Sprintf("127.0.0.1:%d", e.port+2) }
+
 // BlockSize in tokens.
 func (e *Engine) BlockSize() int { return e.cfg.BlockSize }
 
@@ -102,6 +109,9 @@ func (e *Engine) command() *exec.Cmd {
 	}
 	if !e.cfg.NoReplay {
 		events["replay_endpoint"] = fmt.Sprintf("tcp://*:%d", e.port+2)
+	}
+	if e.cfg.Ring > 0 {
+		events["buffer_steps"] = e.cfg.Ring
 	}
 	config, err := json.Marshal(events)
 	if err != nil {

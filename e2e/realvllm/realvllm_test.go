@@ -16,7 +16,7 @@ import (
 
 const (
 	// startTime bounds the start of an engine, patience any other wait.
-	startTime = 5 * time.Minute
+	startTime = 10 * time.Minute
 	patience  = 20 * time.Second
 	// quiet is how long no event must have come before a request is judged:
 	// an answer often overtakes the last event of its request.
@@ -40,40 +40,8 @@ type run struct {
 // real vLLM: request by request, the predicted cached tokens are what the
 // engine then reports.
 func TestPromisedTokensAreTheEnginesOwn(t *testing.T) {
-	home := os.Getenv("KVSCOUT_VLLM")
-	if home == "" {
-		t.Skip("SKIPPED: no real vLLM (make test-vllm installs one and runs this)")
-	}
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("vLLM in %s, seed %d", home, seed)
-	log, err := os.CreateTemp(t.TempDir(), "vllm-*.log")
-	if err != nil {
-		t.Fatal(err)
-	}
-	engine, err := realvllm.New(realvllm.Config{Home: home, Lora: true, Log: log})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		engine.Kill()
-		if t.Failed() {
-			text, _ := os.ReadFile(log.Name())
-			t.Logf("the engine's log ends:\n%s", text[max(0, len(text)-4000):])
-		}
-	})
-	r := &run{t: t, rng: rand.New(rand.NewPCG(seed, 1)), engine: engine}
-	for _, size := range []int{32, 96, 400, 900, 1500, 2100} {
-		r.pools = append(r.pools, r.tokens(size))
-	}
-	r.start()
-	if r.stage, err = stage.New(t.Context(), stage.Options{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := r.stage.Close(); err != nil {
-			t.Errorf("the stage: %v", err)
-		}
-	})
+	t.Parallel()
+	r := open(t, realvllm.Config{Lora: true})
 	r.startAgent()
 
 	r.phase("sequential, with evictions", func() { r.requests(60, realvllm.Request{}) })
@@ -107,6 +75,47 @@ func TestPromisedTokensAreTheEnginesOwn(t *testing.T) {
 	})
 	r.phase("after kill -9 and restart of the engine", r.crash)
 	t.Logf("all phases: judged=%d exact=%d over=%d under=%d", r.judged, r.exact, r.over, r.under)
+}
+
+// open starts an engine and a scheduler.
+func open(t *testing.T, cfg realvllm.Config) *run {
+	t.Helper()
+	cfg.Home = os.Getenv("KVSCOUT_VLLM")
+	if cfg.Home == "" {
+		t.Skip("SKIPPED: no real vLLM (make test-vllm installs one and runs this)")
+	}
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("vLLM in %s, seed %d", cfg.Home, seed)
+	log, err := os.CreateTemp(t.TempDir(), "vllm-*.log")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Log = log
+	engine, err := realvllm.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		engine.Kill()
+		if t.Failed() {
+			text, _ := os.ReadFile(log.Name())
+			t.Logf("the engine's log ends:\n%s", text[max(0, len(text)-4000):])
+		}
+	})
+	r := &run{t: t, rng: rand.New(rand.NewPCG(seed, 1)), engine: engine}
+	for _, size := range []int{32, 96, 400, 900, 1500, 2100} {
+		r.pools = append(r.pools, r.tokens(size))
+	}
+	r.start()
+	if r.stage, err = stage.New(t.Context(), stage.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.stage.Close(); err != nil {
+			t.Errorf("the stage: %v", err)
+		}
+	})
+	return r
 }
 
 func (r *run) start() {

@@ -59,7 +59,7 @@ func TestLostLastBatchIsFound(t *testing.T) {
 	p, tail := four(t, e)
 	e.hide(removed(1))
 	p.settles(t, Exact, 2, 3, 4)
-	if st := tail.Stats(); st.Gaps != 1 || p.count() != 0 {
+	if st := tail.Stats(); st.Replayed != 1 || p.count() != 0 {
 		t.Errorf("stats %+v, lives %q", st, p.ended())
 	}
 }

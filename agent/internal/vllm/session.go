@@ -176,7 +176,7 @@ func (t *Tail) check(ctx context.Context, s *session) bool {
 	case errors.Is(err, errForeign):
 		t.newLife(err.Error())
 		return false
-	case t.want != before, tooLate, err == nil && t.blind:
+	case tooLate, t.want != before && err != nil, t.blind && err == nil:
 		if !t.blind {
 			t.count(func(st *TailStats) { st.Gaps++ })
 			t.cfg.Log.Warn("the newest batches were lost", "from", before)
@@ -186,6 +186,9 @@ func (t *Tail) check(ctx context.Context, s *session) bool {
 		return t.reach(ctx, s.live)
 	case err != nil:
 		s.idle = -checkAgain
+	case t.want != before:
+		// Lost, or overtaken by the answer. The next look asks for more.
+		t.cfg.Log.Debug("batches that nobody had announced", "from", before, "to", t.want-1)
 	default:
 		s.checked = true
 	}

@@ -154,6 +154,7 @@ func (a *Agent) start(ctx context.Context, g *errgroup.Group, n int, id identity
 	r.source = source
 	r.describe(a.watch.info(n), "")
 	r.emptied = now
+	r.life.reset = resetWatch{known: now.Known, count: now.Resets}
 	if a.cfg.Audit > 0 {
 		r.heads = new(heads)
 	}

@@ -38,6 +38,10 @@ type resetWatch struct {
 	since   mark
 }
 
+// anew is the watch of an epoch that begins: the count goes on, as long as the
+// process is the same, so that a reset before the epoch's first look shows.
+func (w resetWatch) anew() resetWatch { return resetWatch{known: w.known, count: w.count} }
+
 // judge takes one look and says whether the GPU's blocks are gone (clear), and
 // whether that is certain.
 func (w *resetWatch) judge(count float64, idle bool, at, now mark) (clear, certain bool) {

@@ -54,6 +54,25 @@ func TestResetOfAnIdleEngine(t *testing.T) {
 	}
 }
 
+// TestResetBeforeTheFirstLookOfAnEpoch is an engine that is reset when its agent
+// has only just begun, or begun anew.
+func TestResetBeforeTheFirstLookOfAnEpoch(t *testing.T) {
+	w := resetWatch{known: true, count: 3, idle: true, before: mark{batches: 9, clears: 2}, pending: true}.anew()
+	still := mark{epoch: 2, batches: 4}
+	for i, want := range []bool{false, true, false} {
+		clear, certain := w.judge(4, true, still, still)
+		if clear != want || certain {
+			t.Errorf("look %d: clear %v, certain %v", i, clear, certain)
+		}
+	}
+	w = w.anew()
+	for i := range 3 { // the counter of another process
+		if clear, _ := w.judge(0, true, still, still); clear {
+			t.Errorf("look %d took a new process for a reset", i)
+		}
+	}
+}
+
 func ptr[T any](v T) *T { return &v }
 
 func held(t *testing.T, r *rank) (uint64, publish.State) {

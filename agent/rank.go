@@ -112,7 +112,7 @@ func (r *rank) beginLocked() {
 	if r.heads != nil {
 		*r.heads = nil
 	}
-	r.life = life{before: r.mirror.Stats()}
+	r.life = life{before: r.mirror.Stats(), reset: r.life.reset.anew()}
 	r.changes++
 }
 

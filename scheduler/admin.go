@@ -19,7 +19,13 @@ func (s *Scheduler) admin() *http.Server {
 			say(w, http.StatusOK, "ready")
 			return
 		}
-		say(w, http.StatusServiceUnavailable, "waiting for members to become exact")
+		why := "waiting for members to become exact"
+		if r := s.refusals.Load(); r != nil {
+			if refused := r.reason(); refused != "" {
+				why += "; " + refused
+			}
+		}
+		say(w, http.StatusServiceUnavailable, why)
 	})
 	mux.Handle("GET /metrics", s.telemetry.Handler())
 	mux.HandleFunc("GET /fleet", func(w http.ResponseWriter, r *http.Request) {

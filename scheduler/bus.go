@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvscout/kvscout/protocol"
+	natsbus "github.com/kvscout/kvscout/protocol/bus"
 )
 
 // bus is the connection to NATS, with the server behind it when that one is
@@ -19,49 +20,35 @@ type bus struct {
 	conn    *nats.Conn
 	server  *embedded     // nil when the server is somebody else's
 	closed  chan struct{} // the connection is closed for good
-	refused refusals
+	refused *refusals
 }
 
 // openBus starts the embedded server unless cfg names another one, and
 // connects. A server of others need not be there yet.
 func openBus(cfg *Config) (*bus, error) {
 	log := cfg.Log.With("room", "nats")
-	b := &bus{closed: make(chan struct{}), refused: refusals{log: log, said: make(map[string]struct{})}}
+	b := &bus{refused: &refusals{log: log, said: make(map[string]struct{})}}
 	subjects, err := protocol.NewSubjects(cfg.Pool)
 	if err != nil {
 		return nil, err
 	}
-	options := []nats.Option{
-		nats.Name("kvscout-scheduler"),
-		nats.CustomInboxPrefix(subjects.Inbox()),
-		nats.MaxReconnects(-1),
-		nats.ReconnectBufSize(-1),
-		nats.IgnoreAuthErrorAbort(), // credentials are mended while we run
-		nats.ReconnectWait(100 * time.Millisecond),
-		nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond),
-		nats.PingInterval(10 * time.Second),
-		nats.ClosedHandler(func(*nats.Conn) { close(b.closed) }),
-		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
-			if err != nil {
-				log.Warn("connection lost", "error", err)
-			}
-		}),
-		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { b.refused.report("cannot connect", err) }),
-		nats.ReconnectHandler(func(c *nats.Conn) {
-			b.refused.forget()
-			log.Info("connected again", "server", c.ConnectedUrlRedacted())
-		}),
-		nats.ErrorHandler(func(_ *nats.Conn, s *nats.Subscription, err error) {
+	options, closed := natsbus.Options("kvscout-scheduler", natsbus.Events{
+		Connected:    b.refused.forget,
+		NotConnected: func(err error) { b.refused.report("cannot connect to NATS", err) },
+		Failed: func(_ *nats.Conn, s *nats.Subscription, err error) {
 			switch {
 			case errors.Is(err, nats.ErrPermissionViolation):
 				b.refused.report("NATS refuses what a scheduler must be allowed to", err)
 			case s == nil:
-				b.refused.report("asynchronous error", err)
+				b.refused.report("asynchronous error of NATS", err)
 			default:
 				log.Warn("asynchronous error", "subject", s.Subject, "error", err)
 			}
-		}),
-	}
+		},
+		Log: log,
+	})
+	b.closed = closed
+	options = append(options, nats.CustomInboxPrefix(subjects.Inbox()))
 	url := cfg.NATSURL
 	if url == "" {
 		if b.server, err = startEmbedded(cfg, subjects, log); err != nil {
@@ -74,12 +61,10 @@ func openBus(cfg *Config) (*bus, error) {
 		}
 		options = append(options, client...)
 	} else {
-		options = append(options, nats.RetryOnFailedConnect(true),
-			nats.ConnectHandler(func(c *nats.Conn) {
-				b.refused.forget()
-				log.Info("connected", "server", c.ConnectedUrlRedacted())
-			}))
-		options = append(options, login(cfg)...)
+		options = append(options, nats.RetryOnFailedConnect(true))
+		options = append(options, natsbus.Login{
+			Credentials: cfg.NATSCredentials, Seed: cfg.NATSSeed, CA: cfg.NATSTLS.CA, Cert: cfg.NATSTLS.Cert, Key: cfg.NATSTLS.Key,
+		}.Options()...)
 	}
 	conn, err := nats.Connect(url, options...)
 	if err != nil {
@@ -90,39 +75,6 @@ func openBus(cfg *Config) (*bus, error) {
 	}
 	b.conn = conn
 	return b, nil
-}
-
-// login is who we are at a server of others, and whom we take it for. All
-// files but the seed's key are read again for every connection.
-func login(cfg *Config) []nats.Option {
-	var options []nats.Option
-	add := func(key string, option nats.Option) {
-		options = append(options, func(o *nats.Options) error {
-			if err := option(o); err != nil {
-				return fmt.Errorf("%s: %w", key, err)
-			}
-			return nil
-		})
-	}
-	if cfg.NATSCredentials != "" {
-		add("NATSCredentials", nats.UserCredentials(cfg.NATSCredentials))
-	}
-	if cfg.NATSSeed != "" {
-		add("NATSSeed", func(o *nats.Options) error {
-			seed, err := nats.NkeyOptionFromSeed(cfg.NATSSeed)
-			if err != nil {
-				return err
-			}
-			return seed(o)
-		})
-	}
-	if cfg.NATSTLS.CA != "" {
-		add("NATSTLS", nats.RootCAs(cfg.NATSTLS.CA))
-	}
-	if cfg.NATSTLS.Cert != "" {
-		add("NATSTLS", nats.ClientCert(cfg.NATSTLS.Cert, cfg.NATSTLS.Key))
-	}
-	return options
 }
 
 // follow keeps the embedded server's users up to date, or says why there is no
@@ -140,7 +92,7 @@ func (b *bus) follow(ctx context.Context) {
 			return
 		case <-look.C:
 			if err := b.conn.LastError(); err != nil && b.conn.IsReconnecting() {
-				b.refused.report("cannot connect", err)
+				b.refused.report("cannot connect to NATS", err)
 			}
 		}
 	}
@@ -175,13 +127,15 @@ const (
 type refusals struct {
 	log *slog.Logger
 
-	mu   sync.Mutex // guards said
+	mu   sync.Mutex // guards what follows
 	said map[string]struct{}
+	last string // what was refused last, and why; empty: nothing since the last connection
 }
 
 func (r *refusals) report(what string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.last = what + ": " + err.Error()
 	if _, known := r.said[err.Error()]; known || len(r.said) >= maxRefusals {
 		return
 	}
@@ -193,4 +147,12 @@ func (r *refusals) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	clear(r.said)
+	r.last = ""
+}
+
+// reason says what NATS refused since the last connection; empty: nothing.
+func (r *refusals) reason() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.last
 }

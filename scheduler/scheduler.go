@@ -62,13 +62,14 @@ type Scheduler struct {
 	meters    *meters
 	transport credentials.TransportCredentials
 
-	started chan struct{} // closed when addrs is set
-	addrs   Addrs
-	ingest  atomic.Pointer[ingest.Ingest] // nil before the bus is open
-	replica atomic.Pointer[replica.Replica]
-	live    atomic.Pointer[Config] // as last reloaded
-	running atomic.Bool
-	refused atomic.Uint64 // connections
+	started  chan struct{} // closed when addrs is set
+	addrs    Addrs
+	ingest   atomic.Pointer[ingest.Ingest] // nil before the bus is open
+	replica  atomic.Pointer[replica.Replica]
+	refusals atomic.Pointer[refusals]
+	live     atomic.Pointer[Config] // as last reloaded
+	running  atomic.Bool
+	refused  atomic.Uint64 // connections
 
 	reloading sync.Mutex // held by Reload
 }
@@ -200,6 +201,7 @@ func (s *Scheduler) Run(ctx context.Context) (err error) {
 		return err
 	}
 	defer bus.close()
+	s.refusals.Store(bus.refused)
 	in, err := ingest.New(ingest.Config{
 		Conn:  bus.conn,
 		Pool:  s.cfg.Pool,

@@ -502,3 +502,23 @@ func TestSchedulersKnowOfEachOther(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestReadinessSaysWhatNATSRefuses(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody := l.Addr().String()
+	l.Close()
+	s, stop := start(t, Config{NATSURL: "nats://u:secret@" + nobody, ReadyWait: time.Hour})
+	eventually(t, "readiness names the refusal", func() bool {
+		code, text := get(t, s, "/readyz")
+		if strings.Contains(text, "secret") {
+			t.Fatal(text)
+		}
+		return code == 503 && strings.Contains(text, "cannot connect to NATS: ")
+	})
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}

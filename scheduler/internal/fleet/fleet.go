@@ -119,7 +119,8 @@ type slot struct {
 
 // publishBreaker lets readers see whether the member is left out.
 func (s *slot) publishBreaker() {
-	if state := s.breaker.state; *s.member.account.failing.Load() != state {
+	if *s.member.account.failing.Load() != s.breaker.state {
+		state := s.breaker.state
 		s.member.account.failing.Store(&state)
 	}
 }

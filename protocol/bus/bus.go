@@ -1,0 +1,99 @@
+// Package bus is how agents and schedulers connect to NATS: who they are there,
+// whom they take the server for, and that nothing is kept while it is away.
+// What they do when NATS refuses something is theirs.
+package bus
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Login names the files that say who we are at a server. All but the seed are
+// read again for every connection, so that they can be renewed.
+type Login struct {
+	// Credentials or Seed of an nkey; empty: none.
+	Credentials, Seed string
+	// CA that signed the server's certificate; empty: the system's.
+	CA string
+	// Cert and Key are our certificate; empty: none.
+	Cert, Key string
+}
+
+// Options of the login. An error names what is wrong as the configurations do.
+func (l Login) Options() []nats.Option {
+	var options []nats.Option
+	add := func(key string, option nats.Option) {
+		options = append(options, func(o *nats.Options) error {
+			if err := option(o); err != nil {
+				return fmt.Errorf("%s: %w", key, err)
+			}
+			return nil
+		})
+	}
+	if l.Credentials != "" {
+		add("NATSCredentials", nats.UserCredentials(l.Credentials))
+	}
+	if l.Seed != "" {
+		add("NATSSeed", func(o *nats.Options) error {
+			seed, err := nats.NkeyOptionFromSeed(l.Seed)
+			if err != nil {
+				return err
+			}
+			return seed(o)
+		})
+	}
+	if l.CA != "" {
+		add("NATSTLS", nats.RootCAs(l.CA))
+	}
+	if l.Cert != "" {
+		add("NATSTLS", nats.ClientCert(l.Cert, l.Key))
+	}
+	return options
+}
+
+// Events of a connection, for its owner.
+type Events struct {
+	// Connected is told of every connection, NotConnected why there is none, as
+	// often as it is tried.
+	Connected    func()
+	NotConnected func(error)
+	// Failed is told of what goes wrong while there is one.
+	Failed func(*nats.Conn, *nats.Subscription, error)
+	Log    *slog.Logger
+}
+
+// Options of every connection. It is tried for ever, and nothing is kept while
+// it is away: what the other side misses it asks for. closed is closed when the
+// connection is for good.
+func Options(name string, e Events) (options []nats.Option, closed chan struct{}) {
+	closed = make(chan struct{})
+	connected := func(what string) nats.ConnHandler {
+		return func(c *nats.Conn) {
+			e.Connected()
+			_, err := c.TLSConnectionState()
+			e.Log.Info(what, "server", c.ConnectedUrlRedacted(), "tls", err == nil)
+		}
+	}
+	return []nats.Option{
+		nats.Name(name),
+		nats.MaxReconnects(-1),
+		nats.ReconnectBufSize(-1),
+		nats.IgnoreAuthErrorAbort(), // credentials are mended while we run
+		nats.ReconnectWait(100 * time.Millisecond),
+		nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond),
+		nats.PingInterval(10 * time.Second),
+		nats.ClosedHandler(func(*nats.Conn) { close(closed) }),
+		nats.ConnectHandler(connected("connected")),
+		nats.ReconnectHandler(connected("connected again")),
+		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { e.NotConnected(err) }),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil {
+				e.Log.Warn("connection lost", "error", err)
+			}
+		}),
+		nats.ErrorHandler(e.Failed),
+	}, closed
+}

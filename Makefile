@@ -14,7 +14,7 @@ ARGS ?=
 
 export CGO_ENABLED = $(if $(RACE),1,0)
 
-.PHONY: help chaos demo demo-vllm test test-libzmq test-vllm check lint vuln gen bench bench-e2e restart report report-short soak fuzz images clean
+.PHONY: help plots chaos demo demo-vllm test test-libzmq test-vllm check lint vuln gen bench bench-e2e restart report report-short soak fuzz images clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ gen: $(BIN)/buf $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc ## generated code
 
 bench: ## benchmarks of every package
 	go test -run '^$$' -bench . -benchmem ./protocol/... ./agent/... ./scheduler/...
+
+plots: ## the figures of docs/INDEX.md, measured anew
+	go test -run '^$$' -bench Scale -count 3 ./scheduler/internal/index | go run ./e2e/cmd/plot
 
 bench-e2e: ## event written on ZeroMQ -> visible to Score over gRPC, and the agent's throughput
 	CGO_ENABLED=0 go run ./e2e/cmd/bench $(ARGS)

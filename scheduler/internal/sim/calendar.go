@@ -23,11 +23,9 @@ type entry struct {
 }
 
 // at enters what for a moment that has not passed.
-func (c *calendar) at(t time.Duration, what func()) *entry {
+func (c *calendar) at(t time.Duration, what func()) {
 	c.entered++
-	e := &entry{at: max(t, c.now), order: c.entered, what: what}
-	heap.Push(&c.entries, e)
-	return e
+	heap.Push(&c.entries, &entry{at: max(t, c.now), order: c.entered, what: what})
 }
 
 // set moves an entry to another moment, and enters it again if it has happened.

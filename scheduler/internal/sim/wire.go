@@ -27,9 +27,6 @@ type wire struct {
 	pending  [lanes][]change // of the step under way
 	received uint64          // batches that the picture stands on
 	synced   bool
-	asked    bool // for a snapshot
-	load     *fleet.Load
-	sampled  time.Duration
 }
 
 func newWire(s *scout, p *pod, id fleet.ID) *wire {

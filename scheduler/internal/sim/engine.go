@@ -86,7 +86,6 @@ type counts struct {
 	busy                   time.Duration
 	hit, queried, fromHost int // tokens
 	computed, preemptions  int
-	mostRunning            int
 }
 
 // stretch is what an engine is busy with.
@@ -205,7 +204,6 @@ func (e *engine) begin() {
 		e.compute(r, n)
 		budget -= n
 	}
-	e.counts.mostRunning = max(e.counts.mostRunning, len(e.running))
 	s.batch = len(s.decodes)
 	if s.batch == 0 && len(s.prefills) == 0 {
 		return

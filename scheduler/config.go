@@ -73,6 +73,12 @@ type Config struct {
 	// profile has none: to the first token, a token of output, to the end; 0:
 	// none.
 	TTFTTarget, TPOTTarget, E2ETarget time.Duration
+	// Disaggregate: where members have roles, another one than the one that
+	// decodes prefills from so many tokens on; 0: none does.
+	Disaggregate int
+	// PullTokenTime is the time that a token's blocks take from one member to
+	// another, where engines can pull them; 0: they cannot.
+	PullTokenTime time.Duration
 	// MaxMembers bounds the members at a time; 4096.
 	MaxMembers int
 	// Grace is how long a silent member is remembered; 30 s.
@@ -184,6 +190,7 @@ func (c Config) Validate() error {
 		{"QueueLength", int64(c.QueueLength)}, {"QueueBytes", c.QueueBytes}, {"QueueWait", int64(c.QueueWait)},
 		{"QueueAge", int64(c.QueueAge)}, {"QueueBudget", int64(c.QueueBudget)},
 		{"TTFTTarget", int64(c.TTFTTarget)}, {"TPOTTarget", int64(c.TPOTTarget)}, {"E2ETarget", int64(c.E2ETarget)},
+		{"Disaggregate", int64(c.Disaggregate)}, {"PullTokenTime", int64(c.PullTokenTime)},
 		{"IndexBytes", c.IndexBytes}, {"MaxMembers", int64(c.MaxMembers)}, {"Grace", int64(c.Grace)},
 		{"ReadyWait", int64(c.ReadyWait)}, {"TokenizeTimeout", int64(c.TokenizeTimeout)},
 		{"CallTimeout", int64(c.CallTimeout)}, {"StopWait", int64(c.StopWait)},

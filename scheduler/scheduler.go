@@ -98,7 +98,8 @@ func New(cfg Config) (*Scheduler, error) {
 	if s.transport, err = cfg.transport(); err != nil {
 		return nil, err
 	}
-	if s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Policy: cfg.Policy, Shadow: cfg.ShadowPolicy, Targets: cfg.targets(), Seed: rand.Uint64()}); err != nil {
+	if s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Policy: cfg.Policy, Shadow: cfg.ShadowPolicy, Targets: cfg.targets(),
+		Disaggregate: cfg.Disaggregate, PullMS: ms(cfg.PullTokenTime), Seed: rand.Uint64()}); err != nil {
 		return nil, err
 	}
 	s.profiles = &profiles{path: cfg.Profiles, use: s.picker.SetProfiles, log: cfg.Log}

@@ -17,7 +17,8 @@ import (
 
 // live are the settings that Reload changes.
 var live = map[string]bool{"policy": true, "shadow-policy": true, "call-timeout": true, "stop-wait": true,
-	"ttft-target": true, "tpot-target": true, "e2e-target": true}
+	"ttft-target": true, "tpot-target": true, "e2e-target": true,
+	"disaggregate": true, "pull-token-time": true}
 
 // Live tells whether a setting can be changed while a scheduler runs.
 func Live(name string) bool { return live[name] }
@@ -51,6 +52,8 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.DurationVar(&c.TTFTTarget, "ttft-target", c.TTFTTarget, "`time` to the first token that requests are to have that name no target; 0: none; live")
 	fs.DurationVar(&c.TPOTTarget, "tpot-target", c.TPOTTarget, "`time` for a token of output, likewise; live")
 	fs.DurationVar(&c.E2ETarget, "e2e-target", c.E2ETarget, "`time` to the end, likewise; live")
+	fs.IntVar(&c.Disaggregate, "disaggregate", c.Disaggregate, "`tokens` that the decoding member would have to compute from which on another one prefills, where members have roles; 0: none does; live")
+	fs.DurationVar(&c.PullTokenTime, "pull-token-time", c.PullTokenTime, "`time` that a token's blocks take from one member to another, where engines can pull them; 0: they cannot; live")
 	fs.Var((*size)(&c.IndexBytes), "index-memory", "`bytes` that the index may take, like 512MiB")
 	fs.IntVar(&c.MaxMembers, "max-members", c.MaxMembers, "largest `number` of members at a time")
 	fs.DurationVar(&c.Grace, "grace", c.Grace, "`time` after which a silent member is forgotten")
@@ -124,7 +127,7 @@ func (s *Scheduler) Reload(cfg Config) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if err := s.picker.Use(pick.Policies{Policy: cfg.Policy, Shadow: cfg.ShadowPolicy, Targets: cfg.targets()}); err != nil {
+	if err := s.picker.Use(pick.Policies{Policy: cfg.Policy, Shadow: cfg.ShadowPolicy, Targets: cfg.targets(), Disaggregate: cfg.Disaggregate, PullMS: ms(cfg.PullTokenTime)}); err != nil {
 		return err
 	}
 	s.rpc.SetCallTimeout(cfg.CallTimeout)

@@ -22,6 +22,7 @@ type roster struct {
 	serving map[string][]Service
 	names   map[string]int32
 	byID    []int32 // position plus one; 0: no member
+	roles   bool    // some member is not for both parts of a request
 }
 
 // Service is one member that answers to a model name.
@@ -74,6 +75,9 @@ func (v *View) Named(name string) *Member {
 	return nil
 }
 
+// Roles tells whether any member is there for one part of requests only.
+func (v *View) Roles() bool { return v.roster.roles }
+
 // Serving lists who answers to a model name, base model or adapter. The slice
 // is the view's.
 func (v *View) Serving(name string) []Service { return v.roster.serving[name] }
@@ -112,6 +116,7 @@ func (f *Fleet) rosterLocked() *roster {
 	for i, m := range f.members {
 		at, info := int32(i), m.Info
 		r.names[info.Name] = at
+		r.roles = r.roles || info.Role() != Both
 		r.byID[m.ID] = at + 1
 		for j, name := range info.Models {
 			if !slices.Contains(info.Models[:j], name) {

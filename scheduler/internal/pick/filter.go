@@ -112,6 +112,9 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 		if len(r.Candidates) > 0 && !named(r.Candidates, m.Info) || named(r.Exclude, m.Info) {
 			continue
 		}
+		if r.not != nil && *r.not == m.Info.Role() {
+			continue
+		}
 		if m.Load.Sleeping {
 			asleep++
 			continue

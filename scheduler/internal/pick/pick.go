@@ -31,9 +31,11 @@ import (
 type Config struct {
 	Fleet *fleet.Fleet
 	Index *index.Index
-	// Policy, Shadow and Targets as in Policies.
+	// Policy and what follows as in Policies.
 	Policy, Shadow string
 	Targets        policy.Targets
+	Disaggregate   int
+	PullMS         float64
 	// Seed of the random numbers that break ties and feed the random policy.
 	Seed uint64
 }
@@ -46,6 +48,12 @@ type Policies struct {
 	Shadow string
 	// Targets of requests that have none and whose profile has none.
 	Targets policy.Targets
+	// Disaggregate from so many tokens on that the member that is to decode
+	// would have to compute; 0: never.
+	Disaggregate int
+	// PullMS is the time in ms that a token takes from one member to another;
+	// 0: members do not pull.
+	PullMS float64
 }
 
 // Check says whether there are such policies.
@@ -87,7 +95,7 @@ type Picker struct {
 // New returns a Picker, or an error if there is no such policy.
 func New(cfg Config) (*Picker, error) {
 	p := &Picker{fleet: cfg.Fleet, index: cfg.Index, seed: cfg.Seed}
-	if err := p.Use(Policies{Policy: cfg.Policy, Shadow: cfg.Shadow, Targets: cfg.Targets}); err != nil {
+	if err := p.Use(Policies{Policy: cfg.Policy, Shadow: cfg.Shadow, Targets: cfg.Targets, Disaggregate: cfg.Disaggregate, PullMS: cfg.PullMS}); err != nil {
 		return nil, err
 	}
 	p.mirror = approx.New(approx.Config{Index: cfg.Index})
@@ -134,12 +142,18 @@ func (p *Picker) decide(r *Request, shadow string, explain bool, now time.Time) 
 	if err := r.check(); err != nil {
 		return nil, nil, err
 	}
-	for {
-		d, other, err := p.try(r, pol, second, explain, now)
-		if d != nil || err != nil {
-			return d, other, err
+	attempt := func(r *Request) (d, other *Decision, err error) {
+		for {
+			d, other, err := p.try(r, pol, second, explain, now)
+			if d != nil || err != nil {
+				return d, other, err
+			}
 		}
 	}
+	if p.fleet.View().Roles() {
+		return p.split(r, attempt)
+	}
+	return attempt(r)
 }
 
 // try makes one attempt. It returns neither decision nor error if the chosen
@@ -191,6 +205,7 @@ func (p *Picker) try(r *Request, pol policy.Policy, shadow *policy.Policy, expla
 		p.delay.look(p.index, 1, now)
 	}
 	d = w.receipt(r, pol, view, now)
+	w.pulls(d, p.usual.Load().PullMS)
 	if r.Reserve {
 		p.keep(w, r, pol, now)
 		d.ID = strconv.FormatUint(uint64(id), 16)

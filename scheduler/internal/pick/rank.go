@@ -161,6 +161,7 @@ func (w *work) choice(r *Request) fleet.Choice {
 		FirstTokenMS: cost.FirstToken(),
 		Cached:       uint64(c.GPU + c.Host + c.Disk + c.Predicted),
 		Anyway:       w.candidates[w.best].doubt != sound,
+		Decode:       r.decode,
 		Asked: fleet.Asked{
 			Model: r.Model, Tenant: r.Tenant, PromptTokens: r.Prompt.length(),
 			Forecast: fleet.Forecast{

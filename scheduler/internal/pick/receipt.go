@@ -37,6 +37,9 @@ type Decision struct {
 	// SlackMS is what the predicted time on the first leaves of the target, from
 	// when the request came; NaN: no target, or nobody asked.
 	SlackMS float64
+	// Decode is the member to decode on when the first is to prefill only; nil:
+	// the first does both.
+	Decode *Candidate
 	// Stale: nobody was heard for too long, this is the last known state.
 	Stale bool
 	// Shadow is what the policy that does not decide would have done.
@@ -60,6 +63,9 @@ type Candidate struct {
 	Age, LoadAge time.Duration
 	// Running and Waiting requests as believed now, reservations included.
 	Running, Waiting int
+	// Pull is from where blocks are quicker pulled than computed; its Member is
+	// nil where that is nowhere.
+	Pull Pull
 }
 
 // Cached is the usable prefix in tokens by where it lies. Host and Disk are

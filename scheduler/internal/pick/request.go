@@ -59,6 +59,9 @@ type Request struct {
 	Top int
 	// Reserve charges the request to the first of the list.
 	Reserve bool
+
+	not    *fleet.Role   // members of this role are not meant; nil: all are
+	decode *fleet.Member // that decodes what the first prefills; nil: the first
 }
 
 // Room says what stands before a request that may wait.

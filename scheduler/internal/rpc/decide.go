@@ -136,6 +136,9 @@ func (s *Service) rankingOf(d *pick.Decision, now time.Time) *pb.Ranking {
 		to.candidate.UncachedTokens = uint64(c.Uncached)
 		to.candidate.Running, to.candidate.Waiting = uint32(max(0, c.Running)), uint32(max(0, c.Waiting))
 		to.candidate.LoadAgeMs = loadAge(c.Member, now)
+		if c.Pull.Member != nil {
+			to.candidate.PullFrom = peerOf(&c.Pull)
+		}
 	}
 	r := &pb.Ranking{
 		Candidates:           list,
@@ -146,10 +149,20 @@ func (s *Service) rankingOf(d *pick.Decision, now time.Time) *pb.Ranking {
 		EnginePriority:       d.EnginePriority,
 		ExpectedOutputTokens: float64(d.ExpectedOutput),
 	}
+	if d.Decode != nil {
+		other := s.rankingOf(&pick.Decision{Candidates: []pick.Candidate{*d.Decode}, SlackMS: math.NaN()}, now)
+		r.Decode = other.Candidates[0]
+	}
 	if !math.IsNaN(d.SlackMS) {
 		r.SlackMs = &d.SlackMS
 	}
 	return r
+}
+
+func peerOf(p *pick.Pull) *pb.Peer {
+	peer := &pb.Peer{Member: &pb.Member{}, Tokens: uint64(p.Tokens), TransferMs: p.TransferMS, PrefillMs: p.PrefillMS}
+	setMember(peer.Member, p.Member)
+	return peer
 }
 
 // outcomes of the wire.

@@ -121,8 +121,10 @@ func request(seed, tokens uint32) *pick.Request {
 	return &pick.Request{Model: "m", Reserve: true, Prompt: pick.Prompt{Tokens: le}}
 }
 
-func (c *scout) pick(r *pick.Request) *pick.Decision {
-	d, err := c.Pick(r, time.Now())
+func (c *scout) pick(r *pick.Request) *pick.Decision { return c.pickAt(r, time.Now()) }
+
+func (c *scout) pickAt(r *pick.Request, now time.Time) *pick.Decision {
+	d, err := c.Pick(r, now)
 	if err != nil {
 		c.t.Error(err)
 		return &pick.Decision{Candidates: make([]pick.Candidate, 1)}
@@ -188,19 +190,20 @@ type outcome struct {
 	cold     int
 }
 
-// burst sends 64 requests at one moment, by turns to the schedulers.
+// burst sends 64 requests at one moment, by turns to the schedulers. It is one
+// moment to all of them, however busy this machine is.
 func burst(scouts []*scout, ask func(i int) *pick.Request) outcome {
 	o := outcome{requests: make(map[string]int)}
 	var mu sync.Mutex
 	var all sync.WaitGroup
-	start := make(chan struct{})
+	start, now := make(chan struct{}), time.Now()
 	for i := range 64 {
 		all.Add(1)
 		go func() {
 			defer all.Done()
 			r := ask(i)
 			<-start
-			d := scouts[i%len(scouts)].pick(r)
+			d := scouts[i%len(scouts)].pickAt(r, now)
 			mu.Lock()
 			defer mu.Unlock()
 			o.requests[first(d)]++

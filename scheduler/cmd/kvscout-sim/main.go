@@ -41,6 +41,7 @@ all pods) and capacity-oracle (the best that this much memory can hold). The sam
 seed gives the same output. docs/SIMULATOR.md explains model and figures.
 
   kvscout-sim size       how many pods a workload needs, at which cost
+  kvscout-sim calibrate  an engine's constants, from a log or from its metrics
   kvscout-sim report     every policy on every workload, as docs/ROUTING.md
 
 Exit status: 0, 1 on failure, 2 for wrong usage.
@@ -75,6 +76,8 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 			return runReport(ctx, args[1:], stdout, stderr)
 		case "size":
 			return runSize(ctx, args[1:], stdout, stderr)
+		case "calibrate":
+			return runCalibrate(args[1:], stdout, stderr)
 		}
 	}
 	o, err := parse(args, stdout)
@@ -127,7 +130,7 @@ type options struct {
 	arrival          arrival.Options
 	seeds, jobs      int
 	json             bool
-	plot             string
+	plot, log        string
 }
 
 func parse(args []string, stdout io.Writer) (options, error) {
@@ -174,6 +177,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	})
 	fs.IntVar(&o.jobs, "jobs", min(2, runtime.NumCPU()), "`number` of runs at a time")
 	fs.StringVar(&o.plot, "plot", "", "`file` for a picture of the results, as SVG")
+	fs.StringVar(&o.log, "log", "", "`file` for a log of the requests, as calibrate reads it; of one policy and seed")
 	fs.BoolVar(&o.json, "json", false, "print one JSON object for each policy and seed")
 	fs.Usage = func() {}
 	if err := fs.Parse(args); err != nil {
@@ -221,9 +225,24 @@ func (o options) play(ctx context.Context, stdout, stderr io.Writer) error {
 			configs = append(configs, c)
 		}
 	}
+	var log *served
+	if o.log != "" {
+		if len(configs) != 1 {
+			return usage(fmt.Errorf("-log is of one run: %d policies and seeds were asked for", len(configs)))
+		}
+		if log, err = newServed(o.log); err != nil {
+			return err
+		}
+		configs[0].Each = log.write
+	}
 	results, err := runAll(ctx, configs, o.jobs, newMeter(stderr, len(configs)))
 	if err != nil {
 		return err
+	}
+	if log != nil {
+		if err := log.close(); err != nil {
+			return fmt.Errorf("-log: %w", err)
+		}
 	}
 	sim.Headroom(results)
 	if o.plot != "" {

@@ -99,7 +99,7 @@ func (w *work) roomWithin(limit float64, pol *policy.Policy) bool {
 
 // full returns why the request should wait, or nil.
 func (w *work) full(pol *policy.Policy) *Full {
-	if w.room == nil || !(w.room.Hold && !pol.Pushes) && pol.Room(&w.round, w.best, w.scores[w.best], w.room.BudgetMS) {
+	if w.room == nil || (!w.room.Hold || pol.Pushes) && pol.Room(&w.round, w.best, w.scores[w.best], w.room.BudgetMS) {
 		return nil
 	}
 	cost, f := &w.round.Costs[w.best], &w.round.Fits[w.best]

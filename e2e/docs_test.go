@@ -143,7 +143,7 @@ func TestDocsNameTestsThatExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, page := range []string{operations, "../docs/RELIABILITY.md", "../docs/PEER-BUGS.md"} {
+	for _, page := range []string{operations, "../docs/RELIABILITY.md", "../docs/PEER-BUGS.md", "../docs/POLICIES.md"} {
 		for _, m := range regexp.MustCompile("`((?:Test|Fuzz|Benchmark)\\w+)`").FindAllStringSubmatch(read(t, page), -1) {
 			if !tests[m[1]] {
 				t.Errorf("%s names %s, which does not exist", page, m[1])

@@ -260,12 +260,36 @@ func TestBrokenSessionsAreCountedByReason(t *testing.T) {
 			t.Errorf("%s: %v, want %v; %s, the owner is %s", why, got, want, first(d), owner)
 		}
 		// The session goes back for the next case.
+		m := b.fleet.View().Member(id)
 		b.fleet.Decide("s", t0, func(fleet.ID, bool) (fleet.Choice, bool) {
-			return fleet.Choice{Member: b.fleet.View().Member(id), Session: "s"}, true
+			return fleet.Choice{Member: m, Session: "s"}, true
 		})
 	}
 	check(policy.Stayed, b.pick(r), true)
 	excluded := r
 	excluded.Exclude = []Ref{{Member: owner}}
 	check(policy.Gone, b.pick(excluded), false)
+	// All have fresh samples from here on.
+	others := func(usage float64, running int, now time.Time) {
+		for _, m := range b.fleet.View().Members {
+			l := fleet.Load{At: now, Running: 1, KVUsage: 0.1, Totals: fleet.NoTotals()}
+			if m.ID == id {
+				l.Running, l.KVUsage = running, usage
+			}
+			b.fleet.Heard(m.ID, *m.Info, &l, now)
+		}
+	}
+	now := t0.Add(time.Second)
+	others(0.99, 1, now)
+	check(policy.Full, b.pickAt(r, now), false)
+	now = now.Add(time.Second)
+	others(0.5, 40, now)
+	check(policy.Crowded, b.pickAt(r, now), false)
+	now = now.Add(time.Second)
+	others(0.5, 1, now)
+	m := b.fleet.View().Member(id)
+	b.fleet.Decide("", now, func(fleet.ID, bool) (fleet.Choice, bool) {
+		return fleet.Choice{Member: m, Uncached: 60_000, PrefillMS: 3000, FirstTokenMS: 3000}, true
+	})
+	check(policy.Slow, b.pickAt(r, now), false)
 }

@@ -3,6 +3,7 @@ package policy
 import (
 	"errors"
 	"math"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -318,4 +319,23 @@ func TestBadNamesAreNamed(t *testing.T) {
 
 func work(requests, tokens, pairs float64) learn.Work {
 	return learn.Work{Requests: requests, Tokens: tokens, Pairs: pairs}
+}
+
+// Every policy is explained.
+func TestDocsNameEveryPolicy(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/POLICIES.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	headings := ""
+	for line := range strings.Lines(string(page)) {
+		if strings.HasPrefix(line, "## ") {
+			headings += strings.ReplaceAll(line[3:len(line)-1], ",", " ") + " "
+		}
+	}
+	for _, name := range Names() {
+		if !slices.Contains(strings.Fields(headings), name) {
+			t.Errorf("docs/POLICIES.md has no heading with %s", name)
+		}
+	}
 }

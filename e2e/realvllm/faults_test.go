@@ -202,13 +202,20 @@ func (b *broken) loss() {
 		b.t.Fatal(err)
 	}
 	defer proxy.Close()
-	b.follow("-events", "tcp://"+proxy.Addr(), "-replay", "tcp://"+b.engine.Replay())
+	replay, err := wire.New(b.engine.Replay(), nil, nil)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer replay.Close()
+	b.follow("-events", "tcp://"+proxy.Addr(), "-replay", "tcp://"+replay.Addr())
 	old := b.prompts(20)
 	b.know(old)
 	reason := b.doubted()
 	proxy.Tamper(func([]byte) [][]byte { return nil })
+	replay.Refuse(true)    // else each lost batch is fetched as soon as the engine is quiet
 	b.serve(b.prompts(20)) // evicts what was there
 	proxy.Tamper(nil)
+	replay.Refuse(false)
 	next := b.prompts(1)
 	b.serve(next) // shows the gap, should the quiet not have done so
 	b.free(time.Now(), within, reason, old[:10])

@@ -243,7 +243,7 @@ func (in *Ingest) ask(name string, attempt uint64) error {
 // a collection is cheap.
 func (in *Ingest) collect(chunk int) {
 	n := in.litter.Add(int64(chunk))
-	if n < leastLitter || n < int64(in.cfg.Index.Stats().Bytes)/8 || !in.litter.CompareAndSwap(n, 0) {
+	if n < leastLitter || n < in.cfg.Index.Stats().Bytes/8 || !in.litter.CompareAndSwap(n, 0) {
 		return
 	}
 	runtime.GC()

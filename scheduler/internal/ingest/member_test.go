@@ -2,6 +2,7 @@ package ingest
 
 import (
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"runtime"
 	"testing"
@@ -701,5 +702,19 @@ func TestQueueIsBounded(t *testing.T) {
 	}
 	if n != queueLength {
 		t.Errorf("%d empty messages", n)
+	}
+}
+
+// TestNamedMembersAreBounded is a bus on which ever new names send rubbish.
+func TestNamedMembersAreBounded(t *testing.T) {
+	w := newWorker(&Ingest{cfg: Config{Log: slog.New(slog.DiscardHandler)}})
+	for i := range 5 * maxNamed {
+		w.refuse(nil, item{name: fmt.Sprint("default_", i, "_0")}, protocol.ErrGarbage, time.Now())
+		if len(w.named) > maxNamed {
+			t.Fatalf("%d names are remembered", len(w.named))
+		}
+	}
+	if got := w.in.count.malformed.Load(); got != 5*maxNamed {
+		t.Errorf("%d messages counted", got)
 	}
 }

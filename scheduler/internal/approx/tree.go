@@ -103,7 +103,7 @@ func (x *Mirror) split(id int32, at uint32) int32 {
 
 // newPlace lets m hold the first cut blocks of a node, behind another place in
 // the order of use; 0: before all.
-func (x *Mirror) newPlace(m *member, id int32, cut uint32, behind int32) int32 {
+func (x *Mirror) newPlace(m *member, id int32, cut uint32, behind int32) {
 	n := &x.nodes[id]
 	p := place{node: id, member: m, cut: cut, slot: int32(len(n.places))}
 	var i int32
@@ -119,7 +119,6 @@ func (x *Mirror) newPlace(m *member, id int32, cut uint32, behind int32) int32 {
 	n.places = append(n.places, i)
 	m.at[id] = i
 	m.lately = plus(m.lately, n.share, 1)
-	return i
 }
 
 func (x *Mirror) link(m *member, i, behind int32) {

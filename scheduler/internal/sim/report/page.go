@@ -66,6 +66,16 @@ type judged struct {
 	rows []Row
 }
 
+// saturated says that queues grow under every policy: the mean request waits
+// longer than any prompt takes to compute.
+func (j judged) saturated() bool {
+	return min(j.Best.TTFTMean, j.Best.TTFTMean*(1+j.By)) > saturation
+}
+
+// saturation in s of mean TTFT; the longest prompts of the plan compute for
+// about as long.
+const saturation = 20
+
 func (p Page) judge() []judged {
 	var list []judged
 	for _, s := range p.Sections {
@@ -118,7 +128,13 @@ func (p Page) findings(b *bytes.Buffer) {
 		return fmt.Sprintf("%.0f %% below %s, the next best.", -100*j.By, Label(j.Best.Policy))
 	})
 	list("Where nobody can win much", "Everywhere the best that this memory could hold would take 10 % or more off least tokens' mean TTFT.", func(j judged) bool { return j.Bound }, func(j judged) string {
+		if j.Gain <= 0 {
+			return "even the best that this memory could hold takes nothing off least tokens' mean TTFT."
+		}
 		return fmt.Sprintf("the best that this memory could hold takes %.0f %% off least tokens' mean TTFT.", 100*j.Gain)
+	})
+	list("Where every policy is past saturation", "Nowhere.", judged.saturated, func(j judged) string {
+		return fmt.Sprintf("the lowest mean TTFT of a policy is %s s, and it grows with the length of the run.", number(min(j.Best.TTFTMean, j.Best.TTFTMean*(1+j.By))))
 	})
 	list("Where the default loses, and to whom", "Nowhere beyond noise.", func(j judged) bool { return j.Outcome == loses }, func(j judged) string {
 		return fmt.Sprintf("%.0f %% above %s; %s.", 100*j.By, Label(j.Best.Policy), j.Why)

@@ -25,13 +25,14 @@ type Cell struct {
 	Spoil           Spoil
 }
 
-// Spoil is what a cell makes harder than a scheduler that sees everything at
+// Spoil is what makes a cell harder for a scheduler than to see everything at
 // once, or easier.
 type Spoil struct {
 	EventLag, SampleInterval time.Duration
 	Lose                     float64
 	NoReports                bool
 	EnginePriority           bool
+	HostTokens               int
 	Restarts                 []sim.Restart
 	Adds                     []time.Duration
 }
@@ -100,12 +101,16 @@ func Plan() []Section {
 	agents := generated("agent", "agent", 8, sim.DefaultEngine)
 	agents.BlockSize = 64
 	return []Section{
-		{"Chat: the conversation trace", "One hour of an online chat service, 12,031 requests. All share one first block; three quarters of the blocks are never used again.", append(conv, fine), byCapacity},
+		{"Chat: the conversation trace", "One hour of an online chat service, 12,031 requests. All share one first block of 512 tokens, so prefix hash, which goes by the first block, sees one and the same prompt; three quarters of the blocks are never used again.", append(conv, fine), byCapacity},
 		{"Long shared documents: the synthetic trace", "3,993 requests made from public data sets, many with long documents in common.", synth, byCapacity},
 		{"The engine serves by the answer's priority", "vLLM with `--scheduling-policy priority`, and the proxy passes the answer's priority on. Compare with the cells of the same name without it.", []Cell{
 			spoiled(traced("conversation", conversation, 2, 1), "priority", Spoil{EnginePriority: true}),
 			spoiled(traced("conversation", conversation, 3, 4), "priority", Spoil{EnginePriority: true}),
 			spoiled(traced("synthetic", synthetic, 2, 1), "priority", Spoil{EnginePriority: true}),
+		}, noChart},
+		{"Host memory behind the GPU's", "400 GB of host memory a pod, which is 1.53 million tokens of this model. A block that comes from there costs a copy.", []Cell{
+			spoiled(traced("conversation", conversation, 2, 1), "host", Spoil{HostTokens: 1_530_000}),
+			spoiled(traced("synthetic", synthetic, 2, 1), "host", Spoil{HostTokens: 1_530_000}),
 		}, noChart},
 		{"What is late or lost", "The conversation trace at twice its speed with four times the memory, while the scheduler learns things late or not at all.", []Cell{
 			spoiled(base, "lag1s", Spoil{EventLag: time.Second}),
@@ -144,7 +149,7 @@ func (c Cell) Config(policyName string, seed uint64) sim.Config {
 	return sim.Config{
 		Seed: seed, Policy: policyName, Pods: c.Pods, Capacity: c.Capacity,
 		EventLag: c.Spoil.EventLag, SampleInterval: c.Spoil.SampleInterval, Lose: c.Spoil.Lose, NoReports: c.Spoil.NoReports,
-		EnginePriority: c.Spoil.EnginePriority, Restarts: c.Spoil.Restarts, Adds: c.Spoil.Adds,
+		EnginePriority: c.Spoil.EnginePriority, HostTokens: c.Spoil.HostTokens, Restarts: c.Spoil.Restarts, Adds: c.Spoil.Adds,
 	}
 }
 
@@ -174,6 +179,7 @@ func (c Cell) Command() string {
 		{s.Lose > 0, fmt.Sprintf(" -lose %g", s.Lose)},
 		{s.NoReports, " -no-reports"},
 		{s.EnginePriority, " -engine-priority"},
+		{s.HostTokens > 0, fmt.Sprintf(" -host-tokens %d", s.HostTokens)},
 	} {
 		if f.set {
 			b.WriteString(f.text)

@@ -210,6 +210,7 @@ type Request struct {
 	MaxTokens int // 0: 4
 	Adapter   string
 	Salt      string
+	Priority  int64 // lower is served first, where the engine goes by it; 0: not sent
 }
 
 // Usage is what the engine counted, with the ids that it generated where the
@@ -230,6 +231,9 @@ func (e *Engine) Complete(ctx context.Context, r Request) (Usage, error) {
 	}
 	if r.Salt != "" {
 		body["cache_salt"] = r.Salt
+	}
+	if r.Priority != 0 {
+		body["priority"] = r.Priority
 	}
 	var answer struct {
 		Choices []struct {

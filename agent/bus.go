@@ -2,7 +2,6 @@ package agent
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -31,12 +30,8 @@ func openBus(cfg *Config, refused *refusals) (conn *nats.Conn, closed <-chan str
 		},
 		Log: refused.log,
 	})
-	options = append(options, nats.RetryOnFailedConnect(true))
-	options = append(options, bus.Login{
+	conn, err = bus.Login{
 		Credentials: cfg.NATSCredentials, Seed: cfg.NATSSeed, CA: cfg.NATSTLS.CA, Cert: cfg.NATSTLS.Cert, Key: cfg.NATSTLS.Key,
-	}.Options()...)
-	if conn, err = nats.Connect(cfg.NATSURL, options...); err != nil {
-		return nil, nil, fmt.Errorf("connect to NATS: %w", err)
-	}
-	return conn, done, nil
+	}.Connect(cfg.NATSURL, options...)
+	return conn, done, err
 }

@@ -49,31 +49,23 @@ func openBus(cfg *Config) (*bus, error) {
 	})
 	b.closed = closed
 	options = append(options, nats.CustomInboxPrefix(subjects.Inbox()))
-	url := cfg.NATSURL
-	if url == "" {
-		if b.server, err = startEmbedded(cfg, subjects, log); err != nil {
-			return nil, fmt.Errorf("embedded NATS: %w", err)
-		}
-		client, err := b.server.client()
-		if err != nil {
-			b.server.stop()
-			return nil, fmt.Errorf("embedded NATS: %w", err)
-		}
-		options = append(options, client...)
-	} else {
-		options = append(options, nats.RetryOnFailedConnect(true))
-		options = append(options, natsbus.Login{
+	if cfg.NATSURL != "" {
+		b.conn, err = natsbus.Login{
 			Credentials: cfg.NATSCredentials, Seed: cfg.NATSSeed, CA: cfg.NATSTLS.CA, Cert: cfg.NATSTLS.Cert, Key: cfg.NATSTLS.Key,
-		}.Options()...)
+		}.Connect(cfg.NATSURL, options...)
+		return b, err
 	}
-	conn, err := nats.Connect(url, options...)
+	if b.server, err = startEmbedded(cfg, subjects, log); err != nil {
+		return nil, fmt.Errorf("embedded NATS: %w", err)
+	}
+	client, err := b.server.client()
+	if err == nil {
+		b.conn, err = nats.Connect("", append(options, client...)...)
+	}
 	if err != nil {
-		if b.server != nil {
-			b.server.stop()
-		}
-		return nil, fmt.Errorf("connect to NATS: %w", err)
+		b.server.stop()
+		return nil, fmt.Errorf("embedded NATS: %w", err)
 	}
-	b.conn = conn
 	return b, nil
 }
 

@@ -6,13 +6,14 @@ package bus
 import (
 	"fmt"
 	"log/slog"
+	"net"
 	"time"
 
 	"github.com/nats-io/nats.go"
 )
 
-// Login names the files that say who we are at a server. All but the seed are
-// read again for every connection, so that they can be renewed.
+// Login names the files that say who we are at a server. They are read again
+// for every connection, so that they can be renewed.
 type Login struct {
 	// Credentials or Seed of an nkey; empty: none.
 	Credentials, Seed string
@@ -22,9 +23,10 @@ type Login struct {
 	Cert, Key string
 }
 
-// Options of the login. An error names what is wrong as the configurations do.
-func (l Login) Options() []nats.Option {
-	var options []nats.Option
+// Connect to a server, now or whenever it is there. An error names what is
+// wrong as the configurations do.
+func (l Login) Connect(url string, options ...nats.Option) (*nats.Conn, error) {
+	options = append(options, nats.RetryOnFailedConnect(true))
 	add := func(key string, option nats.Option) {
 		options = append(options, func(o *nats.Options) error {
 			if err := option(o); err != nil {
@@ -36,14 +38,10 @@ func (l Login) Options() []nats.Option {
 	if l.Credentials != "" {
 		add("NATSCredentials", nats.UserCredentials(l.Credentials))
 	}
+	key := &seed{file: l.Seed, dialer: net.Dialer{Timeout: nats.DefaultTimeout}}
 	if l.Seed != "" {
-		add("NATSSeed", func(o *nats.Options) error {
-			seed, err := nats.NkeyOptionFromSeed(l.Seed)
-			if err != nil {
-				return err
-			}
-			return seed(o)
-		})
+		add("NATSSeed", key.identify)
+		add("NATSSeed", nats.SetCustomDialer(key))
 	}
 	if l.CA != "" {
 		add("NATSTLS", nats.RootCAs(l.CA))
@@ -51,7 +49,12 @@ func (l Login) Options() []nats.Option {
 	if l.Cert != "" {
 		add("NATSTLS", nats.ClientCert(l.Cert, l.Key))
 	}
-	return options
+	conn, err := nats.Connect(url, options...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to NATS: %w", err)
+	}
+	key.conn.Store(conn)
+	return conn, nil
 }
 
 // Events of a connection, for its owner.

@@ -45,6 +45,21 @@ func run(t *testing.T, do func(context.Context) error) {
 
 func (s *secured) tls() authority.Pair { return s.ca.Issue(s.t, time.Now().Add(time.Hour)) }
 
+// serve starts a NATS server of others.
+func (s *secured) serve(opts *server.Options) {
+	s.t.Helper()
+	n, err := server.NewServer(opts)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	n.Start()
+	s.t.Cleanup(func() { n.Shutdown(); n.WaitForShutdown() })
+	if !n.ReadyForConnections(patience) {
+		s.t.Fatal("NATS does not start")
+	}
+	s.nats = "tls://" + n.Addr().String()
+}
+
 // schedule starts the scheduler. A NATS server named by cfg is that, else the
 // scheduler's own.
 func (s *secured) schedule(cfg scheduler.Config) {
@@ -69,12 +84,15 @@ func (s *secured) schedule(cfg scheduler.Config) {
 	s.client = pb.NewSchedulerClient(conn)
 }
 
+// key is a file that says who somebody is on NATS, of either kind.
+type key struct{ seed, credentials string }
+
 // agent starts one beside an engine.
-func (s *secured) agent(engine *engine, namespace, uid, seed string) *agent.Agent {
+func (s *secured) agent(engine *engine, namespace, uid string, who key) *agent.Agent {
 	s.t.Helper()
 	pair := s.tls()
 	a, err := agent.New(agent.Config{
-		NATSURL: s.nats, NATSSeed: seed, NATSTLS: agent.TLS{Cert: pair.Cert, Key: pair.Key, CA: s.ca.CA},
+		NATSURL: s.nats, NATSSeed: who.seed, NATSCredentials: who.credentials, NATSTLS: agent.TLS{Cert: pair.Cert, Key: pair.Key, CA: s.ca.CA},
 		Engine: engine.URL(), Events: engine.Events(0).Endpoint(), Replay: engine.Events(0).ReplayEndpoint(),
 		Namespace: namespace, PodUID: uid, Listen: "127.0.0.1:0", Heartbeat: 50 * time.Millisecond, Probe: 50 * time.Millisecond, Log: slog.New(slog.DiscardHandler),
 	})
@@ -111,17 +129,24 @@ func (s *secured) until(what string, holds func() bool) {
 	}
 }
 
-// holds shows that an honest agent is believed, and that one that takes another name is not heard and says why.
-func (s *secured) holds(seed, uid string) {
+// engine starts one that has served something.
+func (s *secured) engine(seed uint64) *engine {
 	s.t.Helper()
 	p := &play{t: s.t, http: &http.Client{Transport: &http.Transport{}, Timeout: patience}}
 	s.t.Cleanup(p.http.CloseIdleConnections)
-	engine := p.engine(fakevllm.Config{})
-	engine.complete(several(77, 5)...)
-	honest := s.agent(engine, "prod", uid, seed)
+	e := p.engine(fakevllm.Config{})
+	e.complete(several(seed, 5)...)
+	return e
+}
+
+// holds shows that an honest agent is believed, and that one that takes another name is not heard and says why.
+func (s *secured) holds(who key, uid string) {
+	s.t.Helper()
+	engine := s.engine(77)
+	honest := s.agent(engine, "prod", uid, who)
 	name := "prod_" + uid + "_0"
 	s.until("the honest agent is believed", func() bool { return proven(s.members()[name]) && honest.Status().Ready })
-	liar := s.agent(engine, "dev", uid, seed)
+	liar := s.agent(engine, "dev", uid, who)
 	s.until("the liar says that it is refused", func() bool {
 		st := liar.Status()
 		return !st.Ready && strings.Contains(st.Reason, "kvscout.v1.default.load.dev."+uid+".0")
@@ -133,14 +158,14 @@ func (s *secured) holds(seed, uid string) {
 
 func TestWhoMaySayWhatOnTheEmbeddedNATS(t *testing.T) {
 	t.Parallel()
-	key, seed := authority.User(t)
+	public, seed := authority.User(t)
 	file := filepath.Join(t.TempDir(), "users")
-	if err := os.WriteFile(file, []byte("agent "+key+" prod/pod\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("agent "+public+" prod/pod\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s := &secured{t: t, ca: authority.New(t)}
 	s.schedule(scheduler.Config{NATSUsers: file})
-	s.holds(seed, "pod")
+	s.holds(key{seed: seed}, "pod")
 }
 
 // TestWhoMaySayWhatOnTheDocumentedNATS runs a server with the configuration
@@ -160,9 +185,9 @@ func TestWhoMaySayWhatOnTheDocumentedNATS(t *testing.T) {
 	var seeds []string
 	parts := strings.Split(text, `nkey: "`)
 	for i := range parts[1:] {
-		key, seed := authority.User(t)
+		public, seed := authority.User(t)
 		seeds = append(seeds, seed)
-		parts[i+1] = key + parts[i+1][len(key):]
+		parts[i+1] = public + parts[i+1][len(public):]
 	}
 	if len(seeds) != 3 {
 		t.Fatalf("%d users in the configuration", len(seeds))
@@ -176,21 +201,61 @@ func TestWhoMaySayWhatOnTheDocumentedNATS(t *testing.T) {
 		t.Fatal(err)
 	}
 	opts.NoSigs, opts.NoLog = true, true
-	n, err := server.NewServer(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.Start()
-	t.Cleanup(func() { n.Shutdown(); n.WaitForShutdown() })
-	if !n.ReadyForConnections(patience) {
-		t.Fatal("NATS does not start")
-	}
-	s.nats = "tls://" + n.Addr().String()
+	s.serve(opts)
 	cfg := scheduler.Config{NATSURL: s.nats, NATSSeed: seeds[0]}
 	s.schedule(cfg)
 	const uid = "0f3c6c1e-6c54-4a2c-9b2e-5e9c0a7d1b11"
-	s.holds(seeds[2], uid) // the key of one pod
+	s.holds(key{seed: seeds[2]}, uid) // the key of one pod
 	late := &secured{t: t, ca: s.ca, nats: s.nats}
 	late.schedule(cfg)
 	late.until("the late scheduler was answered", func() bool { return proven(late.members()["prod_"+uid+"_0"]) })
+}
+
+// TestOneSigningKeyServesAllPods runs a server in operator mode with the
+// templates that docs/SECURITY.md shows.
+func TestOneSigningKeyServesAllPods(t *testing.T) {
+	t.Parallel()
+	page := read(t, "../docs/SECURITY.md")
+	subjects := func(role, flag string) []string {
+		_, command, _ := strings.Cut(page, "--role "+role)
+		_, list, _ := strings.Cut(command, flag+" '")
+		list, _, found := strings.Cut(list, "'")
+		if !found {
+			t.Fatalf("the page has no %s for %s", flag, role)
+		}
+		return strings.Split(list, ",")
+	}
+	operator := authority.NewOperator(t)
+	agents := operator.Role(t, authority.Template{Publish: subjects("agent", "--allow-pub"), Subscribe: subjects("agent", "--allow-sub"), Answers: 1024})
+	schedulers := operator.Role(t, authority.Template{Publish: subjects("scheduler", "--allow-pub"), Subscribe: subjects("scheduler", "--allow-sub")})
+
+	s := &secured{t: t, ca: authority.New(t)}
+	pair := s.tls()
+	config, err := server.GenTLSConfig(&server.TLSConfigOpts{CertFile: pair.Cert, KeyFile: pair.Key, CaFile: s.ca.CA, Verify: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts := operator.Server(t)
+	opts.Host, opts.Port, opts.NoSigs, opts.NoLog, opts.TLSConfig = "127.0.0.1", -1, true, true, config
+	s.serve(opts)
+	s.schedule(scheduler.Config{NATSURL: s.nats, NATSCredentials: schedulers.User(t, "scheduler")})
+	first, second := agents.User(t, "first", "namespace:prod"), agents.User(t, "second", "namespace:prod")
+	s.holds(key{credentials: first}, "first")
+
+	// Another pod, without a word to the server; and one that takes its name.
+	engine := s.engine(78)
+	s.agent(engine, "prod", "second", key{credentials: second})
+	s.until("the second pod is believed", func() bool { return proven(s.members()["prod_second_0"]) })
+	for name, c := range map[string]struct{ uid, credentials string }{
+		"another's key": {"second", first}, "no namespace": {"third", agents.User(t, "third")},
+	} {
+		a := s.agent(engine, "prod", c.uid, key{credentials: c.credentials})
+		s.until(name+" is refused", func() bool {
+			st := a.Status()
+			return !st.Ready && strings.Contains(st.Reason, "kvscout.v1.default.load.prod."+c.uid+".0")
+		})
+	}
+	if got := s.members(); len(got) != 2 || !proven(got["prod_first_0"]) || !proven(got["prod_second_0"]) {
+		t.Errorf("members %v", got)
+	}
 }

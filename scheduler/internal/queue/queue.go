@@ -103,9 +103,8 @@ type Verdict struct {
 
 // Queue is safe for concurrent use.
 type Queue[T any] struct {
-	cfg Config
-
 	mu      sync.Mutex // guards what follows, tickets that wait included
+	cfg     Config
 	tenants map[string]*tenant[T]
 	ahead   map[fleet.ID]fleet.Ahead
 	vain    map[string]int // by model, in a pass
@@ -130,6 +129,14 @@ func New[T any](cfg Config) *Queue[T] {
 		ahead:   make(map[fleet.ID]fleet.Ahead),
 		vain:    make(map[string]int),
 	}
+}
+
+// Bound changes the bounds. Those who wait go on waiting, also beyond them.
+func (q *Queue[T]) Bound(cfg Config) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.cfg = cfg.withDefaults()
+	q.sortLocked()
 }
 
 // Stats returns the counts.
@@ -227,13 +234,18 @@ func (q *Queue[T]) Pass(try func(t *Ticket[T], ahead map[fleet.ID]fleet.Ahead) V
 		a.Share += v.Adds.Share
 		q.ahead[v.Member] = a
 	}
+	q.sortLocked()
+	q.pruneLocked()
+}
+
+// sortLocked ranks all who wait.
+func (q *Queue[T]) sortLocked() {
 	for _, n := range q.tenants {
 		for _, t := range n.line {
 			t.rank(q.cfg.Age)
 		}
 		slices.SortFunc(n.line, before)
 	}
-	q.pruneLocked()
 }
 
 // nextLocked is the tenant whose next request is to be tried: the first due of

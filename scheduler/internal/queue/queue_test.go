@@ -346,3 +346,18 @@ func TestQueueLosesNobody(t *testing.T) {
 		})
 	})
 }
+
+func TestBoundsChangeForThoseWhoWait(t *testing.T) {
+	q := New[string](Config{Length: 2, Age: time.Second})
+	push(t, q, &Ticket[string]{Value: "old", Came: t0, SlackMS: none}, &Ticket[string]{Value: "urgent", Came: after(3), SlackMS: 0})
+	q.Bound(Config{Length: 1, Age: 10 * time.Second})
+	if err := q.Push(&Ticket[string]{Value: "more", Came: after(4)}); !errors.Is(err, ErrFull) {
+		t.Errorf("beyond the new length: %v", err)
+	}
+	if got := admit(q, 2); !cmp.Equal(got, []string{"urgent", "old"}) {
+		t.Errorf("%v: the new age is not in force", got)
+	}
+	if st := q.Stats(); st.Waiting != 0 || st.Refused != 1 {
+		t.Errorf("%+v", st)
+	}
+}

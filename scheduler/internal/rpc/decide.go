@@ -44,8 +44,8 @@ func (s *Service) decide(ctx context.Context, in *pb.Request, reserve bool) (*pi
 	now := time.Now()
 	came := now
 	var d *pick.Decision
-	if s.line != nil && reserve {
-		d, now, err = s.line.pick(ctx, &req, int(in.GetPriority()), s.closed, now)
+	if rules := s.line.rules.Load(); rules.Queue.Length > 0 && reserve {
+		d, now, err = s.line.pick(ctx, rules, &req, int(in.GetPriority()), s.closed, now)
 	} else {
 		d, err = s.cfg.Picker.Pick(&req, now)
 	}
@@ -193,7 +193,7 @@ func (s *Service) Report(_ context.Context, req *pb.ReportRequest) (*pb.ReportRe
 		OutputTokens: req.GetOutputTokens(),
 		TTFTMS:       req.GetTtftMs(),
 	}, time.Now())
-	if s.line != nil {
+	if s.line.rules.Load().Queue.Length > 0 {
 		s.line.stir()
 	}
 	if s.cfg.Reported != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
@@ -32,7 +33,7 @@ type Line struct {
 // and by every report; the calls wait for what it found, for their end, or for
 // that of the service.
 type line struct {
-	Line
+	rules  atomic.Pointer[Line]
 	queue  *queue.Queue[*waiting]
 	picker *pick.Picker
 	wake   chan struct{} // has room for one: a second wake-up says nothing new
@@ -52,7 +53,15 @@ type outcome struct {
 }
 
 func newLine(l Line, p *pick.Picker) *line {
-	return &line{Line: l, queue: queue.New[*waiting](l.Queue), picker: p, wake: make(chan struct{}, 1)}
+	to := &line{queue: queue.New[*waiting](l.Queue), picker: p, wake: make(chan struct{}, 1)}
+	to.rules.Store(&l)
+	return to
+}
+
+func (l *line) set(rules Line) {
+	l.queue.Bound(rules.Queue)
+	l.rules.Store(&rules)
+	l.stir()
 }
 
 // stir makes the loop try those who wait.
@@ -82,7 +91,7 @@ func (l *line) run(ctx context.Context) {
 func (l *line) try(t *queue.Ticket[*waiting], ahead map[fleet.ID]fleet.Ahead) queue.Verdict {
 	w, now := t.Value, time.Now()
 	w.request.Elapsed = now.Sub(w.came)
-	w.request.Room = &pick.Room{BudgetMS: l.BudgetMS, Ahead: ahead}
+	w.request.Room = &pick.Room{BudgetMS: l.rules.Load().BudgetMS, Ahead: ahead}
 	d, err := l.picker.Pick(&w.request, now)
 	var full *pick.Full
 	if errors.As(err, &full) {
@@ -98,8 +107,8 @@ func (l *line) try(t *queue.Ticket[*waiting], ahead map[fleet.ID]fleet.Ahead) qu
 
 // pick decides at once where there is room and nobody waits, and lets the
 // request wait otherwise. at is when it was decided.
-func (l *line) pick(ctx context.Context, r *pick.Request, priority int, closed <-chan struct{}, now time.Time) (d *pick.Decision, at time.Time, err error) {
-	r.Room = &pick.Room{BudgetMS: l.BudgetMS, Hold: l.queue.Stats().Waiting > 0}
+func (l *line) pick(ctx context.Context, rules *Line, r *pick.Request, priority int, closed <-chan struct{}, now time.Time) (d *pick.Decision, at time.Time, err error) {
+	r.Room = &pick.Room{BudgetMS: rules.BudgetMS, Hold: l.queue.Stats().Waiting > 0}
 	d, err = l.picker.Pick(r, now)
 	var full *pick.Full
 	if !errors.As(err, &full) {
@@ -114,7 +123,7 @@ func (l *line) pick(ctx context.Context, r *pick.Request, priority int, closed <
 		return nil, now, fmt.Errorf("model %q: no member has room, and %w: send less, try again later, add members or let more wait (-queue-length)", r.Model, err)
 	}
 	l.stir()
-	ctx, cancel := context.WithTimeoutCause(ctx, l.Wait, errWaited)
+	ctx, cancel := context.WithTimeoutCause(ctx, rules.Wait, errWaited)
 	defer cancel()
 	select {
 	case o := <-w.done:

@@ -211,3 +211,43 @@ func TestManyComeAndGo(t *testing.T) {
 		}
 	}
 }
+
+// How requests wait can change while some do.
+func TestTheLineChangesWhileRequestsWait(t *testing.T) {
+	h := waitingRoom(t, Line{})
+	rules := func(length int) Line {
+		return Line{Queue: queue.Config{Length: length}, BudgetMS: 1e-6, Wait: time.Minute}
+	}
+	pick := func() string {
+		t.Helper()
+		answer, err := h.client.Pick(t.Context(), on(&pb.Request{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer.GetDecision()
+	}
+	open := []string{pick(), pick()} // without a line nobody waits
+	h.SetLine(rules(1))
+	waited := make(chan string, 1)
+	go func() {
+		answer, err := h.client.Pick(t.Context(), on(&pb.Request{}))
+		if err != nil {
+			t.Error(err)
+		}
+		waited <- answer.GetDecision()
+	}()
+	h.untilWaiting(t, 1)
+	if _, err := h.client.Pick(t.Context(), on(&pb.Request{})); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("beyond the length: %v", err)
+	}
+	h.SetLine(rules(0))
+	open = append(open, pick())
+	if n := h.Stats().Queue.Waiting; n != 1 {
+		t.Errorf("%d wait after the line was closed, want 1", n)
+	}
+	for _, d := range open {
+		h.finish(t, d)
+	}
+	h.finish(t, <-waited)
+	h.untilWaiting(t, 0)
+}

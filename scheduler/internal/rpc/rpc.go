@@ -61,7 +61,7 @@ type Decided struct {
 type Service struct {
 	pb.UnimplementedSchedulerServer
 	cfg      Config
-	line     *line // nil: nobody waits
+	line     *line
 	closed   chan struct{}
 	closing  atomic.Bool
 	patience atomic.Int64 // CallTimeout
@@ -73,21 +73,20 @@ type Service struct {
 
 // New returns a Service.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, closed: make(chan struct{})}
+	s := &Service{cfg: cfg, closed: make(chan struct{}), line: newLine(cfg.Line, cfg.Picker)}
 	s.SetCallTimeout(cfg.CallTimeout)
-	if cfg.Line.Queue.Length > 0 {
-		s.line = newLine(cfg.Line, cfg.Picker)
-	}
 	return s
 }
 
 // Run serves those who wait for room, until ctx is done.
 func (s *Service) Run(ctx context.Context) error {
-	if s.line != nil {
-		s.line.run(ctx)
-	}
+	s.line.run(ctx)
 	return nil
 }
+
+// SetLine changes Config.Line for requests that come from now on. Those that
+// wait go on waiting as long as they were told.
+func (s *Service) SetLine(l Line) { s.line.set(l) }
 
 // SetCallTimeout changes Config.CallTimeout for calls that come from now on.
 func (s *Service) SetCallTimeout(d time.Duration) { s.patience.Store(int64(d)) }
@@ -115,11 +114,10 @@ type Stats struct {
 
 // Stats returns the counts.
 func (s *Service) Stats() Stats {
-	st := Stats{Watchers: s.watchers.Load(), Calls: s.calls.Load(), Refused: s.refused.Load(), Panics: s.panics.Load()}
-	if s.line != nil {
-		st.Queue = s.line.queue.Stats()
+	return Stats{
+		Watchers: s.watchers.Load(), Calls: s.calls.Load(), Refused: s.refused.Load(), Panics: s.panics.Load(),
+		Queue: s.line.queue.Stats(),
 	}
-	return st
 }
 
 // Unary is the interceptor of unary calls.
@@ -142,8 +140,8 @@ func (s *Service) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 // timeout of a call whose caller names no deadline. Where requests wait, a
 // Pick may take that long besides.
 func (s *Service) timeout(method string) time.Duration {
-	if s.line != nil && method == pb.Scheduler_Pick_FullMethodName {
-		return s.callTimeout() + s.line.Wait
+	if l := s.line.rules.Load(); l.Queue.Length > 0 && method == pb.Scheduler_Pick_FullMethodName {
+		return s.callTimeout() + l.Wait
 	}
 	return s.callTimeout()
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvscout/kvscout/scheduler/internal/intake"
 	"github.com/kvscout/kvscout/scheduler/internal/policy"
 	"github.com/kvscout/kvscout/scheduler/internal/queue"
 	"github.com/kvscout/kvscout/scheduler/internal/rpc"
@@ -53,6 +54,10 @@ type Config struct {
 	// ShadowPolicy is asked about every request and does not decide: what it
 	// would have changed is counted; empty: none.
 	ShadowPolicy string
+	// SessionHeaders and SessionFields name, with commas between, the headers
+	// and the fields of OpenAI bodies in which requests name their session, if
+	// they do not do so themselves; empty: none.
+	SessionHeaders, SessionFields string
 	// QueueLength is how many requests may wait for room at a time; 0: none
 	// waits, every Pick is answered at once.
 	QueueLength int
@@ -138,6 +143,15 @@ func (c *Config) line() rpc.Line {
 	}
 }
 
+// sessions is where requests name theirs; the configuration is valid.
+func (c *Config) sessions() intake.Sessions {
+	s, err := intake.NewSessions(c.SessionHeaders, c.SessionFields)
+	if err != nil {
+		panic(err) // Validate has seen it
+	}
+	return s
+}
+
 // targets of requests that have none.
 func (c *Config) targets() policy.Targets {
 	return policy.Targets{TTFT: ms(c.TTFTTarget), TPOT: ms(c.TPOTTarget), E2E: ms(c.E2ETarget)}
@@ -178,6 +192,12 @@ func (c Config) Validate() error {
 	}
 	if _, err := policy.Named(c.ShadowPolicy); err != nil {
 		bad("ShadowPolicy", "%v", err)
+	}
+	if _, err := intake.NewSessions(c.SessionHeaders, ""); err != nil {
+		bad("SessionHeaders", "%v", err)
+	}
+	if _, err := intake.NewSessions("", c.SessionFields); err != nil {
+		bad("SessionFields", "%v", err)
 	}
 	if c.QueueLength > maxCalls {
 		bad("QueueLength", "%d: at most %d calls are under way at a time", c.QueueLength, maxCalls)

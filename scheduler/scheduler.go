@@ -113,6 +113,7 @@ func New(cfg Config) (*Scheduler, error) {
 		APIKey:     cfg.EngineAPIKey,
 		Timeout:    cfg.TokenizeTimeout,
 		CacheBytes: cfg.TokenizeCacheBytes,
+		Sessions:   cfg.sessions(),
 	})
 	s.telemetry, err = telemetry.New(context.Background(), telemetry.Config{Service: "kvscout-scheduler", Version: cfg.Version})
 	if err != nil {

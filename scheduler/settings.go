@@ -17,6 +17,8 @@ import (
 
 // live are the settings that Reload changes.
 var live = map[string]bool{"policy": true, "shadow-policy": true, "call-timeout": true, "stop-wait": true,
+	"session-headers": true, "session-fields": true,
+	"queue-length": true, "queue-memory": true, "queue-wait": true, "queue-age": true, "queue-budget": true,
 	"ttft-target": true, "tpot-target": true, "e2e-target": true,
 	"disaggregate": true, "pull-token-time": true}
 
@@ -43,11 +45,13 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.BoolVar(&c.Insecure, "insecure", c.Insecure, "serve gRPC and NATS beyond this machine without TLS, and NATS without users")
 	fs.StringVar(&c.Policy, "policy", c.Policy, "scoring policy of requests that `name` none; empty: by predicted time; live")
 	fs.StringVar(&c.ShadowPolicy, "shadow-policy", c.ShadowPolicy, "`name` of a second policy that is asked about every request and does not decide; what it would have changed is counted; empty: none; live")
-	fs.IntVar(&c.QueueLength, "queue-length", c.QueueLength, "`number` of requests that may wait for room; 0: none waits, every Pick is answered at once")
-	fs.Var((*size)(&c.QueueBytes), "queue-memory", "`bytes` that waiting requests may take")
-	fs.DurationVar(&c.QueueWait, "queue-wait", c.QueueWait, "longest `time` that a request waits")
-	fs.DurationVar(&c.QueueAge, "queue-age", c.QueueAge, "`time` by which a request may come later and still be served before one that waits")
-	fs.DurationVar(&c.QueueBudget, "queue-budget", c.QueueBudget, "`time` of prefill that a member may have before requests wait for it")
+	fs.StringVar(&c.SessionHeaders, "session-headers", c.SessionHeaders, "`names` of headers, with commas between, in which requests name their session if they do not do so themselves; live")
+	fs.StringVar(&c.SessionFields, "session-fields", c.SessionFields, "`names` of fields of OpenAI bodies, likewise, behind the headers; metadata.id is a field in a field; live")
+	fs.IntVar(&c.QueueLength, "queue-length", c.QueueLength, "`number` of requests that may wait for room; 0: none waits, every Pick is answered at once; live")
+	fs.Var((*size)(&c.QueueBytes), "queue-memory", "`bytes` that waiting requests may take; live")
+	fs.DurationVar(&c.QueueWait, "queue-wait", c.QueueWait, "longest `time` that a request waits; live")
+	fs.DurationVar(&c.QueueAge, "queue-age", c.QueueAge, "`time` by which a request may come later and still be served before one that waits; live")
+	fs.DurationVar(&c.QueueBudget, "queue-budget", c.QueueBudget, "`time` of prefill that a member may have before requests wait for it; live")
 	fs.StringVar(&c.Profiles, "profiles", c.Profiles, "`file` or folder with measured profiles of members, whose changes are followed; empty: all is learned")
 	fs.DurationVar(&c.TTFTTarget, "ttft-target", c.TTFTTarget, "`time` to the first token that requests are to have that name no target; 0: none; live")
 	fs.DurationVar(&c.TPOTTarget, "tpot-target", c.TPOTTarget, "`time` for a token of output, likewise; live")
@@ -131,6 +135,8 @@ func (s *Scheduler) Reload(cfg Config) error {
 		return err
 	}
 	s.rpc.SetCallTimeout(cfg.CallTimeout)
+	s.rpc.SetLine(cfg.line())
+	s.intake.SetSessions(cfg.sessions())
 	s.live.Store(&cfg)
 	if len(changed) > 0 {
 		s.cfg.Log.Info("settings changed", changed...)

@@ -39,6 +39,8 @@ func TestReloadIsAllOrNothing(t *testing.T) {
 		"index-memory":  func(c *Config) { c.IndexBytes *= 2 },
 		"grpc-tls-cert": func(c *Config) { c.GRPCTLS.Cert, c.GRPCTLS.Key = "x", "y" },
 		"ShadowPolicy":  func(c *Config) { c.ShadowPolicy = "nonsense" },
+		"SessionFields": func(c *Config) { c.SessionFields = "a..b" },
+		"QueueWait":     func(c *Config) { c.QueueWait = -1 },
 		"CallTimeout":   func(c *Config) { c.CallTimeout = -1 },
 	} {
 		bad := next

@@ -103,7 +103,8 @@ type Request struct {
 	//	*Request_Chat
 	//	*Request_OpenaiBody
 	Prompt isRequest_Prompt `protobuf_oneof:"prompt"`
-	// session keeps the requests of one conversation together.
+	// session keeps the requests of one conversation together. Where it is empty,
+	// a header or a field of the body may name it.
 	Session string `protobuf:"bytes,12,opt,name=session,proto3" json:"session,omitempty"`
 	// candidates restricts the choice; empty: all members of the model.
 	Candidates []*MemberRef `protobuf:"bytes,13,rep,name=candidates,proto3" json:"candidates,omitempty"`
@@ -120,7 +121,11 @@ type Request struct {
 	Top uint32 `protobuf:"varint,19,opt,name=top,proto3" json:"top,omitempty"`
 	// tenant on whose behalf the request comes: output lengths are learned, and
 	// the queue is shared fairly, by tenant.
-	Tenant        string `protobuf:"bytes,20,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Tenant string `protobuf:"bytes,20,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// headers of the client's request, where one of those that the scheduler is
+	// told of (-session-headers) may name the session; session wins over them.
+	// At most 256.
+	Headers       map[string]string `protobuf:"bytes,21,rep,name=headers,proto3" json:"headers,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -312,6 +317,13 @@ func (x *Request) GetTenant() string {
 		return x.Tenant
 	}
 	return ""
+}
+
+func (x *Request) GetHeaders() map[string]string {
+	if x != nil {
+		return x.Headers
+	}
+	return nil
 }
 
 type isRequest_Prompt interface {
@@ -2504,7 +2516,7 @@ var File_pb_scheduler_proto protoreflect.FileDescriptor
 
 const file_pb_scheduler_proto_rawDesc = "" +
 	"\n" +
-	"\x12pb/scheduler.proto\x12\x14kvscout.scheduler.v1\x1a\fpb/bus.proto\"\x82\x06\n" +
+	"\x12pb/scheduler.proto\x12\x14kvscout.scheduler.v1\x1a\fpb/bus.proto\"\x84\a\n" +
 	"\aRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x18\n" +
@@ -2531,7 +2543,11 @@ const file_pb_scheduler_proto_rawDesc = "" +
 	"\bpriority\x18\x11 \x01(\x05R\bpriority\x124\n" +
 	"\x16expected_output_tokens\x18\x12 \x01(\rR\x14expectedOutputTokens\x12\x10\n" +
 	"\x03top\x18\x13 \x01(\rR\x03top\x12\x16\n" +
-	"\x06tenant\x18\x14 \x01(\tR\x06tenantB\b\n" +
+	"\x06tenant\x18\x14 \x01(\tR\x06tenant\x12D\n" +
+	"\aheaders\x18\x15 \x03(\v2*.kvscout.scheduler.v1.Request.HeadersEntryR\aheaders\x1a:\n" +
+	"\fHeadersEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\b\n" +
 	"\x06prompt\"\x1a\n" +
 	"\x06Tokens\x12\x10\n" +
 	"\x03ids\x18\x01 \x03(\rR\x03ids\"c\n" +
@@ -2745,7 +2761,7 @@ func file_pb_scheduler_proto_rawDescGZIP() []byte {
 }
 
 var file_pb_scheduler_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pb_scheduler_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_pb_scheduler_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_pb_scheduler_proto_goTypes = []any{
 	(Outcome)(0),            // 0: kvscout.scheduler.v1.Outcome
 	(*Request)(nil),         // 1: kvscout.scheduler.v1.Request
@@ -2777,8 +2793,9 @@ var file_pb_scheduler_proto_goTypes = []any{
 	(*FleetResponse)(nil),   // 27: kvscout.scheduler.v1.FleetResponse
 	(*WatchRequest)(nil),    // 28: kvscout.scheduler.v1.WatchRequest
 	(*WatchResponse)(nil),   // 29: kvscout.scheduler.v1.WatchResponse
-	nil,                     // 30: kvscout.scheduler.v1.MemberState.LabelsEntry
-	(Trust)(0),              // 31: kvscout.bus.v1.Trust
+	nil,                     // 30: kvscout.scheduler.v1.Request.HeadersEntry
+	nil,                     // 31: kvscout.scheduler.v1.MemberState.LabelsEntry
+	(Trust)(0),              // 32: kvscout.bus.v1.Trust
 }
 var file_pb_scheduler_proto_depIdxs = []int32{
 	5,  // 0: kvscout.scheduler.v1.Request.items:type_name -> kvscout.scheduler.v1.MultimodalItem
@@ -2788,48 +2805,49 @@ var file_pb_scheduler_proto_depIdxs = []int32{
 	6,  // 4: kvscout.scheduler.v1.Request.candidates:type_name -> kvscout.scheduler.v1.MemberRef
 	6,  // 5: kvscout.scheduler.v1.Request.exclude:type_name -> kvscout.scheduler.v1.MemberRef
 	7,  // 6: kvscout.scheduler.v1.Request.slo:type_name -> kvscout.scheduler.v1.Slo
-	31, // 7: kvscout.scheduler.v1.Picture.trust:type_name -> kvscout.bus.v1.Trust
-	8,  // 8: kvscout.scheduler.v1.Candidate.member:type_name -> kvscout.scheduler.v1.Member
-	10, // 9: kvscout.scheduler.v1.Candidate.cached:type_name -> kvscout.scheduler.v1.CachedTokens
-	11, // 10: kvscout.scheduler.v1.Candidate.cost:type_name -> kvscout.scheduler.v1.Cost
-	9,  // 11: kvscout.scheduler.v1.Candidate.picture:type_name -> kvscout.scheduler.v1.Picture
-	13, // 12: kvscout.scheduler.v1.Candidate.pull_from:type_name -> kvscout.scheduler.v1.Peer
-	8,  // 13: kvscout.scheduler.v1.Peer.member:type_name -> kvscout.scheduler.v1.Member
-	12, // 14: kvscout.scheduler.v1.Ranking.candidates:type_name -> kvscout.scheduler.v1.Candidate
-	12, // 15: kvscout.scheduler.v1.Ranking.decode:type_name -> kvscout.scheduler.v1.Candidate
-	1,  // 16: kvscout.scheduler.v1.PickRequest.request:type_name -> kvscout.scheduler.v1.Request
-	14, // 17: kvscout.scheduler.v1.PickResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
-	1,  // 18: kvscout.scheduler.v1.ScoreRequest.request:type_name -> kvscout.scheduler.v1.Request
-	14, // 19: kvscout.scheduler.v1.ScoreResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
-	1,  // 20: kvscout.scheduler.v1.ExplainRequest.request:type_name -> kvscout.scheduler.v1.Request
-	14, // 21: kvscout.scheduler.v1.ExplainResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
-	14, // 22: kvscout.scheduler.v1.ExplainResponse.shadow:type_name -> kvscout.scheduler.v1.Ranking
-	21, // 23: kvscout.scheduler.v1.ExplainResponse.counterfactual:type_name -> kvscout.scheduler.v1.Counterfactual
-	8,  // 24: kvscout.scheduler.v1.Counterfactual.member:type_name -> kvscout.scheduler.v1.Member
-	0,  // 25: kvscout.scheduler.v1.ReportRequest.outcome:type_name -> kvscout.scheduler.v1.Outcome
-	8,  // 26: kvscout.scheduler.v1.MemberState.member:type_name -> kvscout.scheduler.v1.Member
-	9,  // 27: kvscout.scheduler.v1.MemberState.picture:type_name -> kvscout.scheduler.v1.Picture
-	30, // 28: kvscout.scheduler.v1.MemberState.labels:type_name -> kvscout.scheduler.v1.MemberState.LabelsEntry
-	26, // 29: kvscout.scheduler.v1.MemberState.speed:type_name -> kvscout.scheduler.v1.Speed
-	25, // 30: kvscout.scheduler.v1.FleetResponse.members:type_name -> kvscout.scheduler.v1.MemberState
-	27, // 31: kvscout.scheduler.v1.WatchResponse.fleet:type_name -> kvscout.scheduler.v1.FleetResponse
-	15, // 32: kvscout.scheduler.v1.Scheduler.Pick:input_type -> kvscout.scheduler.v1.PickRequest
-	17, // 33: kvscout.scheduler.v1.Scheduler.Score:input_type -> kvscout.scheduler.v1.ScoreRequest
-	19, // 34: kvscout.scheduler.v1.Scheduler.Explain:input_type -> kvscout.scheduler.v1.ExplainRequest
-	22, // 35: kvscout.scheduler.v1.Scheduler.Report:input_type -> kvscout.scheduler.v1.ReportRequest
-	24, // 36: kvscout.scheduler.v1.Scheduler.Fleet:input_type -> kvscout.scheduler.v1.FleetRequest
-	28, // 37: kvscout.scheduler.v1.Scheduler.Watch:input_type -> kvscout.scheduler.v1.WatchRequest
-	16, // 38: kvscout.scheduler.v1.Scheduler.Pick:output_type -> kvscout.scheduler.v1.PickResponse
-	18, // 39: kvscout.scheduler.v1.Scheduler.Score:output_type -> kvscout.scheduler.v1.ScoreResponse
-	20, // 40: kvscout.scheduler.v1.Scheduler.Explain:output_type -> kvscout.scheduler.v1.ExplainResponse
-	23, // 41: kvscout.scheduler.v1.Scheduler.Report:output_type -> kvscout.scheduler.v1.ReportResponse
-	27, // 42: kvscout.scheduler.v1.Scheduler.Fleet:output_type -> kvscout.scheduler.v1.FleetResponse
-	29, // 43: kvscout.scheduler.v1.Scheduler.Watch:output_type -> kvscout.scheduler.v1.WatchResponse
-	38, // [38:44] is the sub-list for method output_type
-	32, // [32:38] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	30, // 7: kvscout.scheduler.v1.Request.headers:type_name -> kvscout.scheduler.v1.Request.HeadersEntry
+	32, // 8: kvscout.scheduler.v1.Picture.trust:type_name -> kvscout.bus.v1.Trust
+	8,  // 9: kvscout.scheduler.v1.Candidate.member:type_name -> kvscout.scheduler.v1.Member
+	10, // 10: kvscout.scheduler.v1.Candidate.cached:type_name -> kvscout.scheduler.v1.CachedTokens
+	11, // 11: kvscout.scheduler.v1.Candidate.cost:type_name -> kvscout.scheduler.v1.Cost
+	9,  // 12: kvscout.scheduler.v1.Candidate.picture:type_name -> kvscout.scheduler.v1.Picture
+	13, // 13: kvscout.scheduler.v1.Candidate.pull_from:type_name -> kvscout.scheduler.v1.Peer
+	8,  // 14: kvscout.scheduler.v1.Peer.member:type_name -> kvscout.scheduler.v1.Member
+	12, // 15: kvscout.scheduler.v1.Ranking.candidates:type_name -> kvscout.scheduler.v1.Candidate
+	12, // 16: kvscout.scheduler.v1.Ranking.decode:type_name -> kvscout.scheduler.v1.Candidate
+	1,  // 17: kvscout.scheduler.v1.PickRequest.request:type_name -> kvscout.scheduler.v1.Request
+	14, // 18: kvscout.scheduler.v1.PickResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
+	1,  // 19: kvscout.scheduler.v1.ScoreRequest.request:type_name -> kvscout.scheduler.v1.Request
+	14, // 20: kvscout.scheduler.v1.ScoreResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
+	1,  // 21: kvscout.scheduler.v1.ExplainRequest.request:type_name -> kvscout.scheduler.v1.Request
+	14, // 22: kvscout.scheduler.v1.ExplainResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
+	14, // 23: kvscout.scheduler.v1.ExplainResponse.shadow:type_name -> kvscout.scheduler.v1.Ranking
+	21, // 24: kvscout.scheduler.v1.ExplainResponse.counterfactual:type_name -> kvscout.scheduler.v1.Counterfactual
+	8,  // 25: kvscout.scheduler.v1.Counterfactual.member:type_name -> kvscout.scheduler.v1.Member
+	0,  // 26: kvscout.scheduler.v1.ReportRequest.outcome:type_name -> kvscout.scheduler.v1.Outcome
+	8,  // 27: kvscout.scheduler.v1.MemberState.member:type_name -> kvscout.scheduler.v1.Member
+	9,  // 28: kvscout.scheduler.v1.MemberState.picture:type_name -> kvscout.scheduler.v1.Picture
+	31, // 29: kvscout.scheduler.v1.MemberState.labels:type_name -> kvscout.scheduler.v1.MemberState.LabelsEntry
+	26, // 30: kvscout.scheduler.v1.MemberState.speed:type_name -> kvscout.scheduler.v1.Speed
+	25, // 31: kvscout.scheduler.v1.FleetResponse.members:type_name -> kvscout.scheduler.v1.MemberState
+	27, // 32: kvscout.scheduler.v1.WatchResponse.fleet:type_name -> kvscout.scheduler.v1.FleetResponse
+	15, // 33: kvscout.scheduler.v1.Scheduler.Pick:input_type -> kvscout.scheduler.v1.PickRequest
+	17, // 34: kvscout.scheduler.v1.Scheduler.Score:input_type -> kvscout.scheduler.v1.ScoreRequest
+	19, // 35: kvscout.scheduler.v1.Scheduler.Explain:input_type -> kvscout.scheduler.v1.ExplainRequest
+	22, // 36: kvscout.scheduler.v1.Scheduler.Report:input_type -> kvscout.scheduler.v1.ReportRequest
+	24, // 37: kvscout.scheduler.v1.Scheduler.Fleet:input_type -> kvscout.scheduler.v1.FleetRequest
+	28, // 38: kvscout.scheduler.v1.Scheduler.Watch:input_type -> kvscout.scheduler.v1.WatchRequest
+	16, // 39: kvscout.scheduler.v1.Scheduler.Pick:output_type -> kvscout.scheduler.v1.PickResponse
+	18, // 40: kvscout.scheduler.v1.Scheduler.Score:output_type -> kvscout.scheduler.v1.ScoreResponse
+	20, // 41: kvscout.scheduler.v1.Scheduler.Explain:output_type -> kvscout.scheduler.v1.ExplainResponse
+	23, // 42: kvscout.scheduler.v1.Scheduler.Report:output_type -> kvscout.scheduler.v1.ReportResponse
+	27, // 43: kvscout.scheduler.v1.Scheduler.Fleet:output_type -> kvscout.scheduler.v1.FleetResponse
+	29, // 44: kvscout.scheduler.v1.Scheduler.Watch:output_type -> kvscout.scheduler.v1.WatchResponse
+	39, // [39:45] is the sub-list for method output_type
+	33, // [33:39] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_pb_scheduler_proto_init() }
@@ -2861,7 +2879,7 @@ func file_pb_scheduler_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pb_scheduler_proto_rawDesc), len(file_pb_scheduler_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   30,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -42,6 +42,8 @@ type Config struct {
 	MaxTokens int
 	// MaxAnswer bytes are read from an engine; 0: 64 MiB.
 	MaxAnswer int64
+	// Sessions says where requests name theirs; see SetSessions.
+	Sessions Sessions
 }
 
 // Intake is safe for concurrent use.
@@ -52,6 +54,8 @@ type Intake struct {
 	cache   *cache
 	flights flights
 	counts  counts
+
+	sessions atomic.Pointer[Sessions]
 }
 
 type counts struct {
@@ -70,13 +74,23 @@ func New(cfg Config) *Intake {
 	cfg.CacheFor = cmp.Or(cfg.CacheFor, 10*time.Minute)
 	cfg.MaxTokens = cmp.Or(cfg.MaxTokens, 2<<20)
 	cfg.MaxAnswer = cmp.Or(cfg.MaxAnswer, 64<<20)
-	return &Intake{
+	i := &Intake{
 		cfg:     cfg,
 		client:  newClient(),
 		engines: engines{known: make(map[string]*engine)},
 		cache:   newCache(cfg.CacheBytes, cfg.CacheFor),
 		flights: flights{open: make(map[digest]*flight)},
 	}
+	i.SetSessions(cfg.Sessions)
+	return i
+}
+
+// SetSessions changes Config.Sessions for requests that come from now on.
+func (i *Intake) SetSessions(s Sessions) { i.sessions.Store(&s) }
+
+// Session of a request that does not name it itself; see Sessions.Of.
+func (i *Intake) Session(headers map[string]string, body []byte) string {
+	return i.sessions.Load().Of(headers, body)
 }
 
 // Close closes idle connections to engines.

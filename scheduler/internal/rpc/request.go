@@ -27,6 +27,9 @@ func (s *Service) request(ctx context.Context, r *pb.Request) (pick.Request, int
 	if n := len(r.GetTenant()); n > maxTenant {
 		return pick.Request{}, intake.Prompt{}, fmt.Errorf("tenant of %d bytes, at most %d: %w", n, maxTenant, intake.ErrInvalid)
 	}
+	if n := len(r.GetHeaders()); n > intake.MaxHeaders {
+		return pick.Request{}, intake.Prompt{}, fmt.Errorf("%d headers, at most %d: %w", n, intake.MaxHeaders, intake.ErrInvalid)
+	}
 	candidates, err := refs("candidates", r.GetCandidates())
 	if err != nil {
 		return pick.Request{}, intake.Prompt{}, err
@@ -56,7 +59,7 @@ func (s *Service) request(ctx context.Context, r *pb.Request) (pick.Request, int
 
 			Beginnings: pick.Beginnings(nil, p.Beginning),
 		},
-		Session:        r.GetSession(),
+		Session:        s.session(r),
 		Candidates:     candidates,
 		Exclude:        exclude,
 		Policy:         r.GetPolicy(),
@@ -69,6 +72,18 @@ func (s *Service) request(ctx context.Context, r *pb.Request) (pick.Request, int
 			E2E:  float64(r.GetSlo().GetE2EMs()),
 		},
 	}, p, nil
+}
+
+// session of a request whose prompt was understood.
+func (s *Service) session(r *pb.Request) string {
+	if r.GetSession() != "" {
+		return r.GetSession()
+	}
+	body := r.GetOpenaiBody()
+	if body == nil {
+		body = r.GetChat().GetExtraJson()
+	}
+	return s.cfg.Intake.Session(r.GetHeaders(), body)
 }
 
 func (s *Service) prompt(ctx context.Context, r *pb.Request) (intake.Prompt, error) {

@@ -113,7 +113,7 @@ func (t *Tail) compare(ctx context.Context) (why string) {
 		return "connection lost, and without a replay socket a restart cannot be ruled out"
 	}
 	deadline := time.Now().Add(compareWithin)
-	for {
+	for refused := false; ; {
 		verdict := "the engine has not reached the last known batch"
 		first := true
 		err := t.replay(ctx, t.last, time.Until(deadline), func(sequence uint64, payload []byte) error {
@@ -136,9 +136,11 @@ func (t *Tail) compare(ctx context.Context) (why string) {
 		if !first || err == nil {
 			return verdict
 		}
-		if ctx.Err() != nil || time.Until(deadline) < replayPause {
+		// An engine opens both sockets in one go, so once may be too early.
+		if ctx.Err() != nil || refused && gone(err) || time.Until(deadline) < replayPause {
 			return "the engine cannot be asked for the last known batch: " + err.Error()
 		}
+		refused = gone(err)
 		sleep(ctx, replayPause)
 	}
 }

@@ -87,8 +87,12 @@ func (t *Tail) begin(ctx context.Context, live *feed) bool {
 			t.newLife(why)
 		}
 	} else {
+		if t.met {
+			t.newLife("connection lost, and no batch is known that could tell the engine from another")
+		}
 		t.want, t.whole = 0, true
 	}
+	t.met = true
 	return t.reach(ctx, live)
 }
 

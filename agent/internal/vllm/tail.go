@@ -98,6 +98,7 @@ type Tail struct {
 	want     uint64 // next sequence to apply
 	last     uint64 // newest sequence taken in this life, when any
 	any      bool
+	met      bool // the engine of this life was connected to
 	dirty    bool // the sink may hold blocks
 	whole    bool // the sink has had every event that counts
 	blind    bool // not known whether the engine sent anything before we came
@@ -232,7 +233,7 @@ func (t *Tail) connect(ctx context.Context, listener *zmtp.Listener) *zmtp.Conn 
 		refused = time.Time{}
 		if gone(err) {
 			refused = time.Now()
-			if t.any {
+			if t.any || t.met {
 				t.newLife("nobody listens on the engine's event socket")
 			}
 		}
@@ -331,7 +332,7 @@ func (t *Tail) newLife(why string) {
 	t.cfg.Log.Warn("new life of the engine", "why", why)
 	t.count(func(st *TailStats) { st.NewLives++; st.Sequence, st.AnySequence = 0, false })
 	t.want, t.last, t.any = 0, 0, false
-	t.whole, t.offloads, t.dirty, t.unproven = true, false, false, false
+	t.whole, t.offloads, t.dirty, t.unproven, t.met = true, false, false, false, false
 	t.sums = [sumsKept]sum{}
 	t.cfg.Sink.NewLife(why)
 	t.setState(Syncing, why)

@@ -1,6 +1,7 @@
 package vllm
 
 import (
+	"slices"
 	"testing"
 	"time"
 )
@@ -242,6 +243,54 @@ func TestRestartBehindTheConnection(t *testing.T) {
 		if p.count() != 1 {
 			t.Errorf("lives %q", p.ended())
 		}
+	}
+}
+
+// TestRestartWithoutAReplaySocket is a new life that has none any more: nobody
+// will answer there, so the wait for an answer is not worth its while.
+func TestRestartWithoutAReplaySocket(t *testing.T) {
+	e := newTestEngine(t, true)
+	e.start()
+	p, _ := follow(t, e)
+	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+	e.publish(stored(1))
+	p.settles(t, Exact, 1)
+	e.mu.Lock()
+	e.sockets[1].Close()
+	e.mu.Unlock()
+	e.rewind()
+	began := time.Now()
+	e.cut()
+	eventually(t, "the end of the first life", func() bool { return p.count() == 1 })
+	if took := time.Since(began); took >= compareWithin {
+		t.Errorf("doubted only after %v", took)
+	}
+}
+
+// TestRestartBehindAnIdleConnection has no batch to tell the two lives by: what
+// depends on the engine's process must begin anew nevertheless.
+func TestRestartBehindAnIdleConnection(t *testing.T) {
+	for _, replay := range []bool{true, false} {
+		e := newTestEngine(t, replay)
+		e.start()
+		p, _ := follow(t, e)
+		eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+		eventually(t, "beginning", func() bool { return p.worth() != Syncing })
+		e.rewind()
+		e.hide(stored(101))
+		e.cut()
+		if replay {
+			p.settles(t, Exact, 101)
+		} else {
+			eventually(t, "the end of the first life", func() bool { return p.count() == 1 })
+			p.settles(t, Approximate)
+		}
+		if p.count() != 1 {
+			t.Errorf("lives %q", p.ended())
+		}
+		// It is a life like any other once it has spoken.
+		e.publish(stored(102))
+		eventually(t, "batch of the second life", func() bool { return slices.Contains(p.hashes(), 102) })
 	}
 }
 

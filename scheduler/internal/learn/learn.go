@@ -148,7 +148,8 @@ func (f *fit) learn(t, before Totals, since time.Duration) {
 		if !f.busyKnown {
 			f.busyKnown, f.busy = true, 0
 		}
-		f.busy = keep*f.busy + (1-keep)*min(share, 1)
+		// A prefill is counted at once when its request ends, though it took long.
+		f.busy = keep*f.busy + (1-keep)*min(share, 1+memory.Seconds()/since.Seconds())
 	}
 }
 

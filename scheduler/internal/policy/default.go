@@ -10,18 +10,16 @@ const (
 	// the first token. Steps are longer under load for other reasons too, so
 	// that more than a little of it costs more time than it gains.
 	decodeWeight = 0.02
-	// stepShare is what one more request adds to a step: published fits lie
-	// between 1/650 and 1/250 of an empty step.
-	stepShare = 1.0 / 400
-	// crowd weighs those who come while there is a backlog.
-	crowd = 2
+	// crowd is the share of those who come while there is a backlog that has to
+	// wait for it: the others find a member that is free.
+	crowd = 0.5
 	// tailWeight is the worth of a cached token that is next to be evicted, as a
 	// share of the mean cached token's.
 	tailWeight = 0.5
 	// horizon in ms, over which a backlog tells how busy a fleet is.
 	horizon = 1000
-	// maxRho keeps the price of a miss finite.
-	maxRho = 0.9
+	// maxRho and maxUsage keep the price of a miss finite.
+	maxRho, maxUsage = 0.9, 0.97
 )
 
 // Cost is predicted time in ms. The parts add up to Total.
@@ -50,9 +48,10 @@ func (c Cost) FirstToken() float64 { return c.Wait + c.Load + c.Prefill }
 // is a ms of missing prefill charged again. Nothing on an idle fleet, affinity
 // near saturation and in a burst.
 //
-// What is computed also takes the place of what is cached, unless the member
-// has room. A cached token saves as many as are found cached for each one
-// computed.
+// What is missing also takes memory for as long as the request runs; where that
+// is scarce, it is what others wait for. And it takes the place of what is
+// cached, unless the member has room: a cached token saves as many as are found
+// cached for each one that is computed.
 //
 // Others are spread over all candidates, so what they pay is charged by the
 // candidates' mean speed: how fast a member is believed to be counts once, in
@@ -75,10 +74,9 @@ func Estimate(r *Round) {
 			Wait:    c.Load.WaitMS + c.memoryWait(missing),
 			Load:    float64(c.Host)*c.Speed.Load(c.Speed.HostMS) + float64(c.Disk)*c.Speed.Load(c.Speed.DiskMS),
 			Prefill: prefill,
-			Miss:    miss * missing,
+			Miss:    (miss + c.memoryPrice()) * missing,
 			Evict:   evict * max(0, missing-float64(c.Room)),
-			Decode: c.Load.Requests * (decodeWeight*output*stepShare*c.Speed.StepMS +
-				stallWeight*prefill),
+			Decode:  c.Load.Requests * (decodeWeight*output*c.Speed.StepRequestMS + stallWeight*prefill),
 		}
 		least = min(least, cost.Decode)
 		r.Costs[i] = cost
@@ -91,15 +89,48 @@ func Estimate(r *Round) {
 }
 
 // memoryWait is the time in ms until running requests have given back the
-// cache memory that a request needs to begin, after those before it. Requests
-// hold theirs while they decode, so in that time all of it comes back.
+// cache memory that a request needs to begin. Every one that ends lets one that
+// waits begin.
 func (c *Candidate) memoryWait(missing float64) float64 {
 	used := c.Load.KVUsage * float64(c.Capacity)
-	lacks := missing + c.Load.Tokens + used - float64(c.Capacity)
-	if !(used > 0) || !(lacks > 0) {
+	if !(used > 0) || used+c.Load.Tokens+missing <= float64(c.Capacity) {
 		return 0 // or not known
 	}
-	return min(lacks/used, 10) * c.Speed.OutputTokens * c.Speed.StepMS
+	running := max(c.Load.Requests-c.Load.Waiting, 1)
+	return (c.Load.Waiting + 1) / running * c.residence()
+}
+
+// residence is the time in ms for which a request holds its memory.
+func (c *Candidate) residence() float64 {
+	running := max(c.Load.Requests-c.Load.Waiting, 1)
+	return c.Speed.OutputTokens * (c.Speed.StepBaseMS + c.Speed.StepRequestMS*running)
+}
+
+// memoryPrice is what holding a token costs those who come after, in ms: the
+// share of the member's memory that it takes, for as long as a request holds
+// it, times the number that wait where so much is in use. By Sakasegawa's
+// approximation these are u^sqrt(2(n+1))/(1-u) with room for n requests: hardly
+// anybody before memory is nearly full.
+func (c *Candidate) memoryPrice() float64 {
+	capacity := float64(c.Capacity)
+	u := min(c.Load.KVUsage+c.Load.Tokens/capacity, maxUsage)
+	if !(u > 0) || c.Capacity <= 0 {
+		return 0 // or not known
+	}
+	requests := capacity / max(c.Speed.PromptTokens+c.Speed.OutputTokens, 1)
+	return power(u, int(math.Sqrt(2*(requests+1)))) / (1 - u) * c.residence() / capacity
+}
+
+// power is u to the n for a small n.
+func power(u float64, n int) float64 {
+	p := 1.0
+	for ; n > 0; n >>= 1 {
+		if n&1 == 1 {
+			p *= u
+		}
+		u *= u
+	}
+	return p
 }
 
 // meanToken is the time in ms that all candidates together take to compute as

@@ -19,7 +19,8 @@ import (
 func speed() *learn.Speed {
 	return &learn.Speed{
 		Curve: learn.Curve{B: 0.1}, HostMS: 0.01, DiskMS: 0.5,
-		StepMS: 10, PromptTokens: 1000, OutputTokens: 100, Busy: math.NaN(),
+		StepMS: 10, StepBaseMS: 10, StepRequestMS: 0.025,
+		PromptTokens: 1000, OutputTokens: 100, Busy: math.NaN(),
 	}
 }
 
@@ -42,9 +43,9 @@ func TestCostByPart(t *testing.T) {
 			},
 			[]Cost{{Total: 800, Prefill: 800}, {Total: 200, Prefill: 200}, {Total: 0.1, Prefill: 0.1}},
 		},
-		{"half busy, a backlog of one mean request: a miss costs three times", 0.5,
+		{"half busy, a backlog of one mean request: a miss costs half as much again", 0.5,
 			[]Candidate{{GPU: 6000, Uncached: 2000, Load: Load{WaitMS: 100}, Speed: speed()}},
-			[]Cost{{Total: 700, Wait: 100, Prefill: 200, Miss: 400}},
+			[]Cost{{Total: 400, Wait: 100, Prefill: 200, Miss: 100}},
 		},
 		{"half busy, no backlog: nobody pays for a miss", 0.5,
 			[]Candidate{{GPU: 6000, Uncached: 2000, Speed: speed()}},
@@ -55,15 +56,15 @@ func TestCostByPart(t *testing.T) {
 				{Uncached: 2000, Load: Load{WaitMS: 1000}, Speed: speed()},
 				{Uncached: 1000, Speed: speed()},
 			},
-			[]Cost{{Total: 3200, Wait: 1000, Prefill: 200, Miss: 2000}, {Total: 1100, Prefill: 100, Miss: 1000}},
+			[]Cost{{Total: 1700, Wait: 1000, Prefill: 200, Miss: 500}, {Total: 350, Prefill: 100, Miss: 250}},
 		},
 		{"beyond nine tenths the price grows with the backlog alone", 2,
 			[]Candidate{{Uncached: 2000, Load: Load{WaitMS: 100}, Speed: speed()}},
-			[]Cost{{Total: 3900, Wait: 100, Prefill: 200, Miss: 3600}},
+			[]Cost{{Total: 1200, Wait: 100, Prefill: 200, Miss: 900}},
 		},
 		{"rho unknown: a backlog of half a second stands for half busy", math.NaN(),
 			[]Candidate{{Uncached: 2000, Load: Load{WaitMS: 500}, Speed: speed()}},
-			[]Cost{{Total: 2700, Wait: 500, Prefill: 200, Miss: 2000}},
+			[]Cost{{Total: 1200, Wait: 500, Prefill: 200, Miss: 500}},
 		},
 		{"host is loaded, a disk slower than computing is no better than that", 0,
 			[]Candidate{
@@ -78,7 +79,7 @@ func TestCostByPart(t *testing.T) {
 				{Uncached: 2000, Load: Load{WaitMS: 100}, Speed: &learn.Speed{Curve: learn.Curve{B: 0.3}, PromptTokens: 1000}},
 			},
 			// Half a mean request waits, and two tokens take 1/(10+3.33) s: 0.15 ms a token.
-			[]Cost{{Total: 600, Wait: 100, Prefill: 200, Miss: 300}, {Total: 1000, Wait: 100, Prefill: 600, Miss: 300}},
+			[]Cost{{Total: 375, Wait: 100, Prefill: 200, Miss: 75}, {Total: 775, Wait: 100, Prefill: 600, Miss: 75}},
 		},
 		{"a full cache loses what it takes, a roomy one what does not fit", 0,
 			[]Candidate{
@@ -89,14 +90,21 @@ func TestCostByPart(t *testing.T) {
 			// Three cached for each computed, half of that at the tail: 1.5 tokens a token.
 			[]Cost{{Total: 500, Prefill: 200, Evict: 300}, {Total: 275, Prefill: 200, Evict: 75}, {Total: 200, Prefill: 200}},
 		},
-		{"memory that running requests hold comes back while they decode", 0,
+		{"memory that others hold is waited for, and paid for the more the less is left", 0,
 			[]Candidate{
 				{Uncached: 2000, Capacity: 10_000, Room: 2000, Load: Load{KVUsage: 0.8, Tokens: 2000}, Speed: speed()},
 				{Uncached: 2000, Capacity: 10_000, Room: 2000, Load: Load{KVUsage: 0.8}, Speed: speed()},
+				{Uncached: 2000, Capacity: 10_000, Room: 2000, Load: Load{KVUsage: 0.4}, Speed: speed()},
 				{Uncached: 2000, Capacity: 10_000, Room: 2000, Load: Load{KVUsage: math.NaN(), Tokens: 9000}, Speed: speed()},
 			},
-			// 8,000 tokens in 100 steps of 10 ms; 2,000 lack.
-			[]Cost{{Total: 450, Wait: 250, Prefill: 200}, {Total: 200, Prefill: 200}, {Total: 200, Prefill: 200}},
+			// A request holds its memory for 100 steps of 10.025 ms, and nine fit:
+			// a token costs 0.10025 ms times u^4/(1-u), u at most 0.97.
+			[]Cost{
+				{Total: 1202.5 + 200.5*0.88529281/0.03, Wait: 1002.5, Prefill: 200, Miss: 200.5 * 0.88529281 / 0.03},
+				{Total: 200 + 200.5*0.4096/0.2, Prefill: 200, Miss: 200.5 * 0.4096 / 0.2},
+				{Total: 200 + 200.5*0.0256/0.6, Prefill: 200, Miss: 200.5 * 0.0256 / 0.6},
+				{Total: 200, Prefill: 200},
+			},
 		},
 		{"decode is what a member costs more than the least", 0,
 			[]Candidate{

@@ -110,7 +110,7 @@ func Measure(r *Round) {
 		}
 		if limit := f.Targets.step(first, prompt, output); limit > 0 {
 			now := c.Speed.StepMS
-			room := c.Load.Requests + (limit-now)/(prefill/output+now*stepShare)
+			room := c.Load.Requests + (limit-now)/(prefill/output+c.Speed.StepRequestMS)
 			f.Share = 1 / max(room, 1)
 			f.Used = c.Load.Requests * f.Share
 		}

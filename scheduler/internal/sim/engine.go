@@ -206,6 +206,9 @@ func (e *engine) begin() {
 	}
 	s.batch = len(s.decodes)
 	if s.batch == 0 && len(s.prefills) == 0 {
+		if preempted {
+			e.begin() // who gave up memory left it to others
+		}
 		return
 	}
 	s.steps = 1

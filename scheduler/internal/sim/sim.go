@@ -154,7 +154,8 @@ type run struct {
 	source   arrival.Source
 	placer   placer
 	pods     []*pod
-	open     int // requests that came and have not ended
+	open     int           // requests that came and have not ended
+	moved    time.Duration // when one last came or ended
 	log      log
 }
 
@@ -242,6 +243,9 @@ func (r *run) add() {
 	r.placer.join(p)
 }
 
+// stall is longer than any step of an engine, restart or wait of a client.
+const stall = 24 * time.Hour
+
 // play lets one thing happen after the other until every request has ended.
 func (r *run) play() error {
 	for {
@@ -254,6 +258,7 @@ func (r *run) play() error {
 			q, _ := r.source.Next()
 			r.calendar.now = max(r.calendar.now, q.At)
 			r.open++
+			r.moved = r.calendar.now
 			r.log.came(&q, r.cfg.blockSize)
 			if err := r.send(&request{Request: q}); err != nil {
 				return err
@@ -261,6 +266,9 @@ func (r *run) play() error {
 			continue
 		}
 		r.calendar.step()
+		if r.calendar.now > r.moved+stall {
+			return fmt.Errorf("%d requests have not moved since %v: the engine model is wrong", r.open, r.moved)
+		}
 	}
 }
 
@@ -291,6 +299,7 @@ func (r *run) refuse(q *request) {
 }
 
 func (r *run) over(q *request) {
+	r.moved = r.calendar.now
 	r.open--
 	r.source.Done(q.ID, r.calendar.now)
 	r.cfg.Progress(r.log.ended(), r.source.Len())

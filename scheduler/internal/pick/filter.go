@@ -2,6 +2,7 @@ package pick
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
@@ -32,6 +33,9 @@ type work struct {
 	failing    bool  // all candidates are left out for failures
 	gauges     bool
 	ideal      int      // longest prefix in tokens that any member has, candidate or not
+	feasible   int      // longest that a candidate has
+	keyless    bool     // some candidate's blocks have no keys here
+	tie        uint64   // decides between equal candidates without keys; 0: all have keys
 	last       fleet.ID // member of the session's last request
 	known      bool     // there is one
 	choosing
@@ -48,9 +52,8 @@ type candidate struct {
 	doubt    doubt
 	// cached tokens by tier, and those beyond that are only predicted
 	gpu, host, disk, predicted int
-	tie                        uint64 // hashed with the name where scores are equal
-	sent                       int    // tokens that went there before, and may still be there
-	assumed                    bool   // predicted stands on what was sent
+	sent                       int  // tokens that went there before, and may still be there
+	assumed                    bool // predicted stands on what was sent
 }
 
 // doubt says why a candidate should rather not be chosen.
@@ -63,19 +66,28 @@ const (
 )
 
 func (w *work) release() {
-	for i := range w.candidates {
-		w.at[w.candidates[i].member.ID] = 0
-	}
-	clear(w.candidates) // members that left are not to be kept
+	clear(w.at)
+	clear(w.candidates) // members that left are not to be kept, and add takes zeros
 	w.candidates = w.candidates[:0]
 	for i := range w.scopes {
 		w.scopes[i].release()
 	}
 	w.scopes = w.scopes[:0]
 	w.texts = w.texts[:0]
-	w.misfits, w.failing, w.ideal = 0, false, 0
+	w.misfits, w.failing, w.keyless, w.ideal, w.feasible = 0, false, false, 0, 0
 	w.room = nil
 	clear(w.groups) // profiles that were replaced are not to be kept
+}
+
+// add appends a candidate in place: it is large, and a copy of it is dear. It is
+// zero.
+func (w *work) add() *candidate {
+	n := len(w.candidates)
+	if n == cap(w.candidates) {
+		w.candidates = slices.Grow(w.candidates, n+64)
+	}
+	w.candidates = w.candidates[:n+1]
+	return &w.candidates[n]
 }
 
 // filter collects who may serve the request.
@@ -121,7 +133,8 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 		}
 		d := doubtOf(m)
 		least, most = min(least, d), max(most, d)
-		w.candidates = append(w.candidates, candidate{member: m, adapter: adapter, scope: -1, doubt: d})
+		c := w.add()
+		c.member, c.adapter, c.scope, c.doubt = m, adapter, -1, d
 	}
 	// A candidate that is failing or silent is better than none.
 	w.failing = least == failing && len(w.candidates) > 0

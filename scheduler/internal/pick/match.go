@@ -24,6 +24,7 @@ type scope struct {
 	buffer []blockkey.Key
 	blocks int // whole blocks of the prompt
 	known  int // leading blocks that anybody holds or was just sent
+	tie    uint64
 }
 
 func (s *scope) release() {
@@ -53,6 +54,7 @@ func (p *Picker) match(w *work, r *Request, now time.Time) error {
 func (w *work) scope(r *Request) error {
 	prompt := &r.Prompt
 	if len(prompt.Tokens) == 0 && prompt.BlockSize == 0 {
+		w.keyless = true
 		return nil
 	}
 	unknown := 0
@@ -75,23 +77,24 @@ func (w *work) scope(r *Request) error {
 		default:
 			c.scope = w.scopeOf(blockkey.Scope{
 				Model: c.member.Info.Model(), Adapter: c.adapter, Salt: r.Salt, BlockSize: size,
-			})
-			w.scopes[c.scope].blocks = prompt.length() / size
+			}, prompt.length()/size)
 		}
 	}
+	w.keyless = unknown+w.misfits > 0
 	if w.misfits > 0 && w.misfits == len(w.candidates)-unknown && unknown == 0 {
 		return fmt.Errorf("keys for blocks of %d tokens, no candidate has such: %w", prompt.BlockSize, ErrPrompt)
 	}
 	return nil
 }
 
-func (w *work) scopeOf(want blockkey.Scope) int {
+func (w *work) scopeOf(want blockkey.Scope, blocks int) int {
 	for i := range w.scopes {
 		if w.scopes[i].Scope == want {
 			return i
 		}
 	}
-	w.addScope().Scope = want
+	s := w.addScope()
+	s.Scope, s.blocks = want, blocks
 	return len(w.scopes) - 1
 }
 
@@ -158,9 +161,11 @@ func (p *Picker) search(w *work, at int, r *Request, now time.Time) {
 			}
 		}
 	}
-	for i := range w.candidates {
-		if c := &w.candidates[i]; c.scope == at {
+	// Who is not found has nothing, and nothing is credited.
+	for h := range w.held.All() {
+		if c := w.candidate(fleet.ID(h.Member())); c != nil && c.scope == at {
 			c.credit(length, s.BlockSize)
+			w.feasible = max(w.feasible, c.cached())
 		}
 	}
 	for _, m := range sent.found {
@@ -170,8 +175,8 @@ func (p *Picker) search(w *work, at int, r *Request, now time.Time) {
 		}
 	}
 	if p.mirror.Tracks() {
-		for i := range w.candidates {
-			if c := &w.candidates[i]; c.scope == at {
+		for h := range w.held.All() {
+			if c := w.candidate(fleet.ID(h.Member())); c != nil && c.scope == at {
 				p.assume(c, length, s.BlockSize)
 			}
 		}
@@ -216,27 +221,33 @@ func (c *candidate) credit(length, size int) {
 
 func (c *candidate) cached() int { return c.gpu + c.host + c.disk }
 
-// breakTies gives each candidate the number that decides between equals: the
-// first key that nobody has. Before it lies what others share, so requests
-// that share a system prompt spread, while siblings of one new document meet,
-// at every scheduler. Where there is no key, the prompt's tokens or the
-// session stand for it, else chance.
+// breakTies finds what decides between equals: the first key that nobody has.
+// Before it lies what others share, so requests that share a system prompt
+// spread, while siblings of one new document meet, at every scheduler. Where
+// there is no key, the prompt's tokens or the session stand for it, else chance.
 func (w *work) breakTies(r *Request, random uint64) {
-	w.round.Random = random
-	tie := uint64(0)
-	for i := range w.candidates {
-		c := &w.candidates[i]
-		if c.scope >= 0 {
-			if s := &w.scopes[c.scope]; len(s.keys) > 0 {
-				c.tie = uint64(s.keys[min(s.known, len(s.keys)-1)])
-				continue
-			}
+	w.round.Random, w.tie = random, 0
+	keyless := w.keyless
+	for i := range w.scopes {
+		s := &w.scopes[i]
+		if len(s.keys) > 0 {
+			s.tie = uint64(s.keys[min(s.known, len(s.keys)-1)])
+		} else {
+			keyless = true
 		}
-		if tie == 0 {
-			tie = withoutKey(r, random)
-		}
-		c.tie = tie
 	}
+	if keyless {
+		w.tie = withoutKey(r, random)
+	}
+}
+
+// tieOf is the number of a candidate that is hashed with its name where scores
+// are equal.
+func (w *work) tieOf(c *candidate) uint64 {
+	if c.scope >= 0 && len(w.scopes[c.scope].keys) > 0 {
+		return w.scopes[c.scope].tie
+	}
+	return w.tie
 }
 
 func withoutKey(r *Request, random uint64) uint64 {

@@ -245,13 +245,9 @@ func (p *Picker) keep(w *work, r *Request, pol policy.Policy, now time.Time) {
 		p.seen.add(w.texts, now)
 	}
 	p.left[w.left(pol)].Add(1)
-	feasible := 0
-	for i := range w.candidates {
-		feasible = max(feasible, w.candidates[i].cached())
-	}
 	p.ladder.prompt.Add(uint64(r.Prompt.length()))
-	p.ladder.ideal.Add(uint64(max(w.ideal, feasible)))
-	p.ladder.feasible.Add(uint64(feasible))
+	p.ladder.ideal.Add(uint64(max(w.ideal, w.feasible)))
+	p.ladder.feasible.Add(uint64(w.feasible))
 	p.ladder.routed.Add(uint64(w.candidates[w.best].cached()))
 }
 

@@ -49,15 +49,16 @@ func (p *Picker) prepare(w *work, r *Request, view *fleet.View, now time.Time) {
 		if length == 0 {
 			uncached = int(c.speed.PromptTokens) // a mean request
 		}
-		w.round.Candidates[i] = policy.Candidate{
-			GPU: c.gpu, Host: c.host, Disk: c.disk, Predicted: c.predicted,
-			Uncached:  uncached,
-			Speed:     c.speed,
-			BlockSize: c.member.Info.BlockSize,
-			Capacity:  int(c.member.Info.Blocks) * c.member.Info.BlockSize,
-			Room:      p.stock.room(c.member),
-			Sent:      c.sent,
-		}
+		// In place: a literal would be made elsewhere and copied.
+		at := &w.round.Candidates[i]
+		at.GPU, at.Host, at.Disk, at.Predicted = c.gpu, c.host, c.disk, c.predicted
+		at.Uncached = uncached
+		at.Speed = c.speed
+		at.BlockSize = c.member.Info.BlockSize
+		at.Capacity = int(c.member.Info.Blocks) * c.member.Info.BlockSize
+		at.Room = p.stock.room(c.member)
+		at.Sent = c.sent
+		at.Draw, at.History = 0, nil
 	}
 }
 
@@ -69,7 +70,7 @@ func (w *work) rank(pol policy.Policy, now time.Time) {
 		c := &w.candidates[i]
 		reserved := c.member.Reserved().Expected(now, &more)
 		c.requests = c.member.Requests(reserved)
-		w.round.Candidates[i].Load = policy.LoadOf(c.member, reserved, reserved.Wait(now), c.speed, w.gauges)
+		w.round.Candidates[i].Load.Set(c.member, reserved, reserved.Wait(now), c.speed, w.gauges)
 		if i < len(w.round.Fits) {
 			w.round.Fits[i].InFlight = reserved.Share
 		}
@@ -127,7 +128,7 @@ func (w *work) choose(pol policy.Policy) choosing {
 		if found.sticky {
 			continue
 		}
-		tie := c.tie
+		tie := w.tieOf(c)
 		if !pol.Times && pol.Needs == 0 {
 			tie = w.round.Random // nothing about the prompt may help a policy that ignores it
 		}
@@ -176,30 +177,39 @@ func (w *work) choice(r *Request) fleet.Choice {
 	return choice
 }
 
-// sorted puts the places of the candidates in order, the best first. Only so
-// many as asked for, and one more, need be in order; 0: all.
+// few is up to how many candidates of an answer are found without sorting all.
+const few = 8
+
+// sorted puts the places of the candidates in order, the best first: so many as
+// asked for, and one more; 0: all.
 func (w *work) sorted(top int) []int32 {
-	w.order = w.order[:0]
-	for i := range w.scores {
-		w.order = append(w.order, int32(i))
-	}
-	w.order[0], w.order[w.best] = w.order[w.best], w.order[0]
-	rest := w.order[1:]
-	before := func(a, b int32) int {
-		return cmp.Or(cmp.Compare(w.scores[a], w.scores[b]), cmp.Compare(a, b))
-	}
-	if top == 0 || top > 8 {
-		slices.SortFunc(rest, before)
-		return w.order
-	}
-	for i := range min(top, len(rest)) {
-		low := i
-		for j := i + 1; j < len(rest); j++ {
-			if before(rest[j], rest[low]) < 0 {
-				low = j
+	w.order = append(w.order[:0], int32(w.best))
+	if top == 0 || top > few {
+		for i := range w.scores {
+			if i != w.best {
+				w.order = append(w.order, int32(i))
 			}
 		}
-		rest[i], rest[low] = rest[low], rest[i]
+		slices.SortFunc(w.order[1:], func(a, b int32) int {
+			return cmp.Or(cmp.Compare(w.scores[a], w.scores[b]), cmp.Compare(a, b))
+		})
+		return w.order
+	}
+	worst := math.Inf(1) // of those in order, once they are enough
+	for i, score := range w.scores {
+		enough := len(w.order) > top
+		if enough && !(score < worst) || i == w.best {
+			continue
+		}
+		if !enough {
+			w.order = append(w.order, 0)
+		}
+		at := len(w.order) - 1
+		for ; at > 1 && score < w.scores[w.order[at-1]]; at-- {
+			w.order[at] = w.order[at-1]
+		}
+		w.order[at] = int32(i)
+		worst = w.scores[w.order[len(w.order)-1]]
 	}
 	return w.order
 }

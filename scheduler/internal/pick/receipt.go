@@ -128,6 +128,11 @@ func (c *candidate) trust() fleet.Trust {
 	return c.member.Picture.Trust
 }
 
+func (c *candidate) trusted() bool {
+	t := c.trust()
+	return t == fleet.Exact || t == fleet.Approximate
+}
+
 // fallback names what the answer lacks.
 func (w *work) fallback(r *Request, pol policy.Policy, view *fleet.View, now time.Time) string {
 	var lacks []string
@@ -136,11 +141,12 @@ func (w *work) fallback(r *Request, pol policy.Policy, view *fleet.View, now tim
 		instead = ": by the beginning of the prompt"
 	}
 	best := &w.candidates[w.best]
-	trusted, keyed := false, false
+	trusted := best.trusted()
 	for i := range w.candidates {
-		c := &w.candidates[i]
-		keyed = keyed || c.scope >= 0
-		trusted = trusted || c.trust() == fleet.Exact || c.trust() == fleet.Approximate
+		if trusted {
+			break
+		}
+		trusted = w.candidates[i].trusted()
 	}
 	switch {
 	case len(r.Prompt.Tokens) == 0 && r.Prompt.BlockSize == 0:
@@ -149,7 +155,7 @@ func (w *work) fallback(r *Request, pol policy.Policy, view *fleet.View, now tim
 			why = "no tokens in the request"
 		}
 		lacks = append(lacks, why+instead)
-	case !keyed:
+	case len(w.scopes) == 0:
 		lacks = append(lacks, "block size of no candidate is known"+instead)
 	case !trusted:
 		lacks = append(lacks, "no picture of any candidate: load and earlier decisions only")

@@ -69,36 +69,38 @@ type Load struct {
 	Last uint64
 }
 
-// LoadOf is the load of a member with these reservations after waitMS of
+// Set makes l the load of a member with these reservations after waitMS of
 // reserved prefill. gauges tells to use the engine's sample; it must be false
 // unless every candidate has a recent one, because a sample says more than our
 // own counts and would always look worse. Requests that wait at the engine and
 // are not ours are taken for mean ones.
-func LoadOf(m *fleet.Member, r *fleet.Reserved, waitMS float64, s *learn.Speed, gauges bool) Load {
-	l := Load{
-		Requests: float64(r.Open),
-		Waiting:  float64(r.Prefills),
-		Tokens:   float64(r.Tokens),
-		WaitMS:   waitMS,
-		KVUsage:  math.NaN(),
-		Last:     r.Last,
-	}
-	if size := m.Info.BlockSize; size > 0 {
-		l.Blocks = float64(r.Open) * (s.PromptTokens + s.OutputTokens/2) / float64(size)
-	}
+func (l *Load) Set(m *fleet.Member, r *fleet.Reserved, waitMS float64, s *learn.Speed, gauges bool) {
+	l.Tokens, l.WaitMS, l.Last = float64(r.Tokens), waitMS, r.Last
 	if !gauges {
-		return l
+		l.Requests, l.Waiting, l.KVUsage = float64(r.Open), float64(r.Prefills), math.NaN()
+		l.Blocks = openBlocks(m, r, s)
+		return
 	}
 	l.Requests = float64(m.Requests(r))
 	l.Waiting = float64(max(m.Load.Waiting, 0) + r.Prefills - r.PrefillsSeen)
 	if l.KVUsage = m.Load.KVUsage; l.KVUsage >= 0 && m.Info.Blocks > 0 {
 		l.Blocks = l.KVUsage * float64(m.Info.Blocks)
+	} else {
+		l.Blocks = openBlocks(m, r, s)
 	}
 	if others := m.Load.Waiting - r.PrefillsSeen; others > 0 {
 		l.Tokens += float64(others) * s.PromptTokens
 		l.WaitMS += float64(others) * s.Prefill(s.PromptTokens, 0)
 	}
-	return l
+}
+
+// openBlocks estimates the blocks in use from the open requests; 0: nothing is
+// known.
+func openBlocks(m *fleet.Member, r *fleet.Reserved, s *learn.Speed) float64 {
+	if m.Info.BlockSize <= 0 {
+		return 0
+	}
+	return float64(r.Open) * (s.PromptTokens + s.OutputTokens/2) / float64(m.Info.BlockSize)
 }
 
 // Round is one choice: what a policy sees.

@@ -230,7 +230,7 @@ func TestRandomIsEvenAndRepeatable(t *testing.T) {
 }
 
 // Peers' bugs 22 and 23: engine values count for all or for none.
-func TestLoadOf(t *testing.T) {
+func TestLoadCountsEngineValuesForAllOrNone(t *testing.T) {
 	f := fleet.New(fleet.Config{})
 	now := time.Unix(1_700_000_000, 0)
 	id, _ := f.Join("m", now)
@@ -245,7 +245,9 @@ func TestLoadOf(t *testing.T) {
 		// Two of the three that wait are not ours: 1,000 tokens and 100 ms each.
 		{true, Load{Requests: 11, Waiting: 2, Tokens: 2500, WaitMS: 250, KVUsage: 0, Last: 9}},
 	} {
-		if diff := cmp.Diff(c.want, LoadOf(m, &r, 50, speed(), c.gauges), cmpopts.EquateApprox(0, 1e-9), cmpopts.EquateNaNs()); diff != "" {
+		var got Load
+		got.Set(m, &r, 50, speed(), c.gauges)
+		if diff := cmp.Diff(c.want, got, cmpopts.EquateApprox(0, 1e-9), cmpopts.EquateNaNs()); diff != "" {
 			t.Errorf("gauges %v:\n%s", c.gauges, diff)
 		}
 	}

@@ -67,7 +67,7 @@ var edges = map[string][]string{
 	"google.golang.org/protobuf":            {"protocol", "protocol/pb", "agent/internal/publish", "agent", "scheduler/internal/ingest", "scheduler/internal/replica", "scheduler/internal/rpc", "scheduler"},
 	"go.opentelemetry.io":                   {"protocol/telemetry", "agent", "agent/internal/publish", "scheduler", "scheduler/internal/rpc", "scheduler/internal/ingest"},
 	"github.com/prometheus/client_golang":   {"protocol/telemetry", "agent", "scheduler"},
-	"github.com/cespare/xxhash":             {"protocol/blockkey", "agent/internal/vllm", "agent/internal/mirror", "scheduler/internal/intake", "scheduler/internal/pick"},
+	"github.com/cespare/xxhash":             {"protocol/blockkey", "agent/internal/vllm", "agent/internal/mirror", "scheduler/internal/intake", "scheduler/internal/fleet", "scheduler/internal/pick"},
 	"golang.org/x/sync":                     {"agent/internal/vllm", "agent/internal/publish", "agent", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/replica", "scheduler", "scheduler/cmd/kvscout-sim"},
 	"golang.org/x/term":                     {"scheduler/cmd/kvscout-sim"},
 	"github.com/schollz/progressbar":        {"scheduler/cmd/kvscout-sim"},

@@ -17,7 +17,7 @@ func out(f *Fleet, id ID, now time.Time) bool {
 
 func refused(f *Fleet, id ID, anyway bool, now time.Time) bool {
 	m := f.View().Member(id)
-	_, ok := f.Decide("", now, func(ID, bool) (Choice, bool) { return Choice{Member: m, Anyway: anyway}, true })
+	_, ok := f.Decide("", now, func(ID, bool, []Reserved) (Choice, bool) { return Choice{Member: m, Anyway: anyway}, true })
 	return !ok
 }
 

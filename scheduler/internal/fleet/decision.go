@@ -152,36 +152,37 @@ func (o *decisions) postpone(d *decision, deadline time.Time) {
 	heap.Fix(&o.due, d.index)
 }
 
-// dropMember forgets all decisions on a member.
-func (o *decisions) dropMember(s *slot) {
-	for _, d := range o.byID {
+// dropMemberLocked forgets all decisions on a member.
+func (f *Fleet) dropMemberLocked(s *slot) {
+	for _, d := range f.open.byID {
 		if d.slot != s {
 			continue
 		}
-		o.drop(d)
-		if m := d.mate; m != nil && o.byID[m.id] == m && m.slot != s {
-			o.drop(m)
+		f.open.drop(d)
+		if m := d.mate; m != nil && f.open.byID[m.id] == m && m.slot != s {
+			f.open.drop(m)
 			if m.charges() {
 				m.slot.ledger.remove(m, false)
-				m.slot.ledger.publish(m.slot.member, time.Time{})
+				f.publishLocked(m.slot, time.Time{})
 			}
 		}
 	}
 	s.ledger = ledger{sum: Reserved{Last: s.ledger.sum.Last}}
-	s.ledger.publish(s.member, time.Time{})
+	f.publishLocked(s, time.Time{})
 }
 
-// Decide calls choose with the fleet locked, so that whatever it reads by
-// Member.Reserved and by last is true until its choice is charged. choose
+// Decide calls choose with the fleet locked, so that what it is given is true
+// until its choice is charged: the session's last member, if known, and what is
+// reserved by number of the member, which choose must not change or keep. It
 // returns false to charge nothing. It must be short and must not call the
-// Fleet. last is the session's last member, if it is still there. Decide
-// returns false if nothing was charged: choose said so, the member left, or it
+// Fleet. Decide returns false if nothing was charged: choose said so, the member left, or it
 // is left out for failures by now.
-func (f *Fleet) Decide(session string, now time.Time, choose func(last ID, known bool) (Choice, bool)) (Decision, bool) {
+func (f *Fleet) Decide(session string, now time.Time, choose func(last ID, known bool, reserved []Reserved) (Choice, bool)) (Decision, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.expireLocked(now)
-	c, ok := choose(f.sessions.last(session))
+	last, known := f.sessions.last(session)
+	c, ok := choose(last, known, f.sums)
 	if !ok {
 		return 0, false
 	}
@@ -258,9 +259,9 @@ func (f *Fleet) chargeLocked(s *slot, c Choice, id Decision, at, now time.Time) 
 		s.ledger.sum.echo.add(d, f.others, now)
 	}
 	s.ledger.sum.Last = f.stats.Decided + f.stats.Adopted
-	s.ledger.publish(s.member, now)
+	f.publishLocked(s, now)
 	s.breaker.charged(now)
-	s.publishBreaker()
+	f.publishBreakerLocked(s)
 	if c.Decode != nil && c.Decode.ID != s.member.ID {
 		f.pairLocked(d, c.Decode, at, now)
 	}
@@ -281,7 +282,7 @@ func (f *Fleet) pairLocked(d *decision, m *Member, at, now time.Time) {
 	f.open.add(d.mate)
 	s.ledger.add(d.mate)
 	s.ledger.sum.Last = f.stats.Decided + f.stats.Adopted
-	s.ledger.publish(s.member, now)
+	f.publishLocked(s, now)
 }
 
 // Recall returns the last member of the conversation that has the first of
@@ -318,12 +319,12 @@ func (f *Fleet) Report(r Report, now time.Time) (Asked, bool) {
 	case FirstToken:
 		if d.phase == prefilling {
 			d.slot.ledger.computed(d)
-			d.slot.ledger.publish(d.slot.member, now)
+			f.publishLocked(d.slot, now)
 		}
 		if d.mate != nil && d.charges() {
 			// The member that prefilled is done, the one that decodes goes on.
 			d.slot.ledger.remove(d, true)
-			d.slot.ledger.publish(d.slot.member, now)
+			f.publishLocked(d.slot, now)
 			d.phase = silent
 		}
 		f.open.postpone(d, now.Add(longestDecision))
@@ -353,7 +354,7 @@ func (f *Fleet) judgeLocked(d *decision, o Outcome, now time.Time) {
 	default:
 		return
 	}
-	s.publishBreaker()
+	f.publishBreakerLocked(s)
 }
 
 // moveLocked charges the decision to the member that really serves it. A name
@@ -365,7 +366,7 @@ func (f *Fleet) moveLocked(d *decision, name string, now time.Time) {
 	was := d.phase
 	if d.charges() {
 		d.slot.ledger.remove(d, false)
-		d.slot.ledger.publish(d.slot.member, now)
+		f.publishLocked(d.slot, now)
 	}
 	d.moved = true
 	to, ok := f.names[name]
@@ -380,7 +381,7 @@ func (f *Fleet) moveLocked(d *decision, name string, now time.Time) {
 	}
 	if d.charges() {
 		to.ledger.add(d)
-		to.ledger.publish(to.member, now)
+		f.publishLocked(to, now)
 	}
 }
 
@@ -407,7 +408,7 @@ func (f *Fleet) endLocked(d *decision, now time.Time, ended bool) {
 	f.open.drop(d)
 	if d.charges() {
 		d.slot.ledger.remove(d, ended)
-		d.slot.ledger.publish(d.slot.member, now)
+		f.publishLocked(d.slot, now)
 	}
 	if d.mate != nil && f.open.byID[d.mate.id] == d.mate {
 		f.endLocked(d.mate, now, ended)
@@ -436,7 +437,7 @@ func (f *Fleet) expireLocked(now time.Time) {
 		} else {
 			f.quietLocked(d)
 		}
-		d.slot.ledger.publish(d.slot.member, now)
+		f.publishLocked(d.slot, now)
 	}
 }
 
@@ -450,7 +451,7 @@ func (f *Fleet) sampleLocked(s *slot, l *Load, now time.Time) {
 			f.quietLocked(s.ledger.first)
 		}
 	}
-	s.ledger.publish(s.member, now)
+	f.publishLocked(s, now)
 }
 
 // deadlines is a heap, the earliest first.

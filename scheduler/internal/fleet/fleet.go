@@ -16,6 +16,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/cespare/xxhash/v2"
 )
 
 // ErrFull says that the fleet has as many members as it may have.
@@ -77,13 +79,18 @@ type Fleet struct {
 	view atomic.Pointer[View]
 	// stale says that view is behind slots.
 	stale atomic.Bool
+	// failing is how many members have a record of failures.
+	failing atomic.Int32
 
 	mu       sync.Mutex // guards what follows
 	slots    []*slot    // by ID, nil where free
 	free     []ID       // oldest first
 	names    map[string]*slot
-	members  []*Member // by name; the next view's
-	roster   *roster   // who serves what; nil after a change
+	members  []*Member  // by name; the next view's
+	seats    []Seat     // of members
+	sums     []Reserved // of the ledgers, by ID
+	origin   time.Time  // of View.Since; the first sign of life
+	roster   *roster    // who serves what; nil after a change
 	newest   time.Time
 	resumed  time.Time // when the first was heard after all had been silent
 	others   int       // schedulers besides this one
@@ -117,11 +124,19 @@ type slot struct {
 	breaker  breaker
 }
 
-// publishBreaker lets readers see whether the member is left out.
-func (s *slot) publishBreaker() {
-	if *s.member.account.failing.Load() != s.breaker.state {
-		state := s.breaker.state
-		s.member.account.failing.Store(&state)
+// publishBreakerLocked lets readers see whether the member is left out.
+func (f *Fleet) publishBreakerLocked(s *slot) {
+	account, state := s.member.account, s.breaker.state
+	was := *account.failing.Load()
+	if was == state {
+		return
+	}
+	account.failing.Store(&state)
+	switch (Failing{}) {
+	case was:
+		f.failing.Add(1)
+	case state:
+		f.failing.Add(-1)
 	}
 }
 
@@ -154,11 +169,17 @@ func (f *Fleet) Join(name string, now time.Time) (ID, error) {
 	if len(f.slots) < f.cfg.MaxMembers {
 		id = ID(len(f.slots))
 		f.slots = append(f.slots, nil)
+		f.sums = append(f.sums, Reserved{})
 	} else {
 		id, f.free = f.free[0], f.free[1:]
+		f.sums[id] = Reserved{}
+	}
+	if f.origin.IsZero() {
+		f.origin = now
 	}
 	s := &slot{member: &Member{
 		ID:      id,
+		Hash:    xxhash.Sum64String(name),
 		Info:    &Info{Name: name},
 		Load:    noLoad(),
 		Heard:   now,
@@ -212,9 +233,9 @@ func (f *Fleet) SetPicture(id ID, p Picture) {
 	}
 	m := *s.member
 	if m.Picture.Epoch != 0 && p.Epoch != m.Picture.Epoch {
-		f.open.dropMember(s)
+		f.dropMemberLocked(s)
 		s.breaker = breaker{}
-		s.publishBreaker()
+		f.publishBreakerLocked(s)
 	}
 	m.Picture = p
 	f.replaceLocked(s, &m)
@@ -228,7 +249,9 @@ func (f *Fleet) Leave(id ID) {
 	if s == nil {
 		return
 	}
-	f.open.dropMember(s)
+	f.dropMemberLocked(s)
+	s.breaker = breaker{}
+	f.publishBreakerLocked(s)
 	f.sessions.dropMember(id)
 	f.removeLocked(s)
 	f.slots[id] = nil

@@ -49,15 +49,6 @@ type Ahead struct {
 	MS, Share float64
 }
 
-// Requests is the number of requests at the engine by its load sample and the
-// decisions since; without a sample by the open decisions alone.
-func (m *Member) Requests(r *Reserved) int {
-	if m.Load.Running < 0 {
-		return r.Open
-	}
-	return max(0, m.Load.Running+max(m.Load.Waiting, 0)+r.Unseen-r.Ended)
-}
-
 // Reported is the sum of what callers reported of the requests that a member
 // served, beside what had been predicted for them.
 type Reported struct {
@@ -166,9 +157,10 @@ func (l *ledger) settle(until time.Time) (seen int) {
 	return l.sum.Open - l.sum.Unseen
 }
 
-// publish lets readers see the sums. The request at its turn is the oldest
-// whose prefill is open; its time runs from when it became that.
-func (l *ledger) publish(m *Member, now time.Time) {
+// publishLocked lets readers see the sums of a member. The request at its turn is
+// the oldest whose prefill is open; its time runs from when it became that.
+func (f *Fleet) publishLocked(s *slot, now time.Time) {
+	l := &s.ledger
 	head := l.first
 	for head != nil && head.phase != prefilling {
 		head = head.next
@@ -182,7 +174,8 @@ func (l *ledger) publish(m *Member, now time.Time) {
 		l.sum.headMS, l.sum.headAt = head.prefillMS, head.turn
 	}
 	sum := l.sum
-	m.account.reserved.Store(&sum)
+	s.member.account.reserved.Store(&sum)
+	f.sums[s.member.ID] = sum
 }
 
 // finite returns v where it is a number of ms that one can add, else 0.

@@ -177,7 +177,8 @@ type Picture struct {
 // Reserved, Reported and Failing stays as it is.
 type Member struct {
 	ID      ID
-	Info    *Info // not to be changed
+	Hash    uint64 // of the name, the same at every scheduler
+	Info    *Info  // not to be changed
 	Load    Load
 	Picture Picture
 	Heard   time.Time

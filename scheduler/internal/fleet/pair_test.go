@@ -11,7 +11,7 @@ import (
 func pair(t *testing.T, f *Fleet, prefill, decode ID) Decision {
 	t.Helper()
 	view := f.View()
-	d, ok := f.Decide("", t0, func(ID, bool) (Choice, bool) {
+	d, ok := f.Decide("", t0, func(ID, bool, []Reserved) (Choice, bool) {
 		return Choice{Member: view.Member(prefill), Decode: view.Member(decode), Uncached: 1000, PrefillMS: 100, FirstTokenMS: 100}, true
 	})
 	if !ok {
@@ -61,7 +61,7 @@ func TestPairEndsWithEitherMember(t *testing.T) {
 func TestShareStaysUntilTheEnd(t *testing.T) {
 	f, ids := fleetOf(t, Config{}, 1)
 	m := f.View().Member(ids[0])
-	f.Decide("", t0, func(ID, bool) (Choice, bool) {
+	f.Decide("", t0, func(ID, bool, []Reserved) (Choice, bool) {
 		return Choice{Member: m, Uncached: 10, PrefillMS: 10, FirstTokenMS: 10, Share: 0.25, EndMS: 5000}, true
 	})
 	for _, c := range []struct {
@@ -80,7 +80,7 @@ func TestShareStaysUntilTheEnd(t *testing.T) {
 func TestReportSaysWhatWasAsked(t *testing.T) {
 	f, ids := fleetOf(t, Config{}, 1)
 	m, asked := f.View().Member(ids[0]), Asked{Model: "m", Tenant: "t", PromptTokens: 7}
-	d, _ := f.Decide("", t0, func(ID, bool) (Choice, bool) { return Choice{Member: m, Asked: asked}, true })
+	d, _ := f.Decide("", t0, func(ID, bool, []Reserved) (Choice, bool) { return Choice{Member: m, Asked: asked}, true })
 	if got, ok := f.Report(Report{Decision: d, Outcome: Finished}, t0); !ok || got != asked {
 		t.Errorf("%+v, %v", got, ok)
 	}

@@ -14,7 +14,7 @@ import (
 func decide(t *testing.T, f *Fleet, id ID, session string, now time.Time) Decision {
 	t.Helper()
 	m := f.View().Member(id)
-	d, ok := f.Decide(session, now, func(ID, bool) (Choice, bool) {
+	d, ok := f.Decide(session, now, func(ID, bool, []Reserved) (Choice, bool) {
 		return Choice{Member: m, Session: session, Uncached: 1000, PrefillMS: 100, FirstTokenMS: 100, Cached: 16}, true
 	})
 	if !ok {
@@ -77,7 +77,7 @@ func TestNonsensePredictionsExpireToo(t *testing.T) {
 	for _, ms := range []float64{math.NaN(), math.Inf(1), -1, 1e300} {
 		f, ids := fleetOf(t, Config{}, 1)
 		m := f.View().Member(ids[0])
-		f.Decide("", t0, func(ID, bool) (Choice, bool) {
+		f.Decide("", t0, func(ID, bool, []Reserved) (Choice, bool) {
 			return Choice{Member: m, Uncached: 1, PrefillMS: ms, FirstTokenMS: ms}, true
 		})
 		if w := reserved(f, ids[0]).Wait(t0); !(w >= 0) || math.IsInf(w, 0) {
@@ -93,7 +93,7 @@ func TestNonsensePredictionsExpireToo(t *testing.T) {
 func TestSampleReplacesWhatItHasSeen(t *testing.T) {
 	f, ids := fleetOf(t, Config{Settle: 200 * time.Millisecond}, 1)
 	f.Heard(ids[0], Info{}, load(t0, 0, 0), t0)
-	requests := func() int { m := f.View().Member(ids[0]); return m.Requests(m.Reserved()) }
+	requests := func() int { m := f.View().Member(ids[0]); return f.View().Seats[0].Requests(m.Reserved()) }
 	decide(t, f, ids[0], "", after(100*time.Millisecond))
 	decide(t, f, ids[0], "", after(500*time.Millisecond))
 	if n := requests(); n != 2 {
@@ -122,7 +122,7 @@ func TestEndAfterTheSampleIsTakenOffIt(t *testing.T) {
 	f.Heard(ids[0], Info{}, load(after(time.Second), 3, 0), after(time.Second))
 	f.Report(Report{Decision: d, Outcome: Finished}, after(1100*time.Millisecond))
 	m := f.View().Member(ids[0])
-	if n := m.Requests(m.Reserved()); n != 2 {
+	if n := f.View().Seats[0].Requests(m.Reserved()); n != 2 {
 		t.Fatalf("%d requests, want the sample's 3 less the one that ended", n)
 	}
 }
@@ -207,7 +207,7 @@ func TestRemovedMemberLeavesNothingBehind(t *testing.T) {
 	if v.Member(ids[0]) != nil || v.Named("m0") != nil || len(v.Members) != 1 || len(v.Serving("model")) != 1 {
 		t.Fatalf("still seen: %+v", v)
 	}
-	if _, ok := f.Decide("", t0, func(ID, bool) (Choice, bool) { return Choice{Member: gone}, true }); ok {
+	if _, ok := f.Decide("", t0, func(ID, bool, []Reserved) (Choice, bool) { return Choice{Member: gone}, true }); ok {
 		t.Fatal("a member that left was charged")
 	}
 }
@@ -248,7 +248,7 @@ func TestSumsAreThoseOfTheOpenDecisions(t *testing.T) {
 			switch rapid.IntRange(0, 5).Draw(t, "do") {
 			case 0, 1:
 				m := f.View().Member(id)
-				d, _ := f.Decide("", now, func(ID, bool) (Choice, bool) {
+				d, _ := f.Decide("", now, func(ID, bool, []Reserved) (Choice, bool) {
 					ms := rapid.Float64Range(0, 2000).Draw(t, "prefill")
 					return Choice{Member: m, Uncached: uint64(ms), PrefillMS: ms, FirstTokenMS: ms}, true
 				})
@@ -327,7 +327,7 @@ func TestViewsStayTrueBesideWriters(t *testing.T) {
 				f.Heard(id, Info{Models: []string{"model"}, BlockSize: 16}, load(now, i%7, 0), now)
 				f.SetPicture(id, Picture{Trust: Exact, Epoch: 1, Sequence: uint64(i)})
 				m := f.View().Member(id)
-				d, ok := f.Decide("s", now, func(ID, bool) (Choice, bool) { return Choice{Member: m, Uncached: 1, PrefillMS: 1}, true })
+				d, ok := f.Decide("s", now, func(ID, bool, []Reserved) (Choice, bool) { return Choice{Member: m, Uncached: 1, PrefillMS: 1}, true })
 				if ok && i%2 == 0 {
 					f.Report(Report{Decision: d, Outcome: Finished}, now)
 				}

@@ -3,6 +3,7 @@ package fleet
 import (
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -10,8 +11,12 @@ import (
 type View struct {
 	// Members by name.
 	Members []*Member
+	// Seats of the members, in the same order.
+	Seats []Seat
 
 	cfg             *Config
+	failing         *atomic.Int32
+	origin          time.Time
 	roster          *roster
 	newest, resumed time.Time
 }
@@ -49,7 +54,10 @@ func (f *Fleet) View() *View {
 	}
 	v := &View{
 		Members: slices.Clone(f.members),
+		Seats:   slices.Clone(f.seats),
 		cfg:     &f.cfg,
+		failing: &f.failing,
+		origin:  f.origin,
 		roster:  f.roster,
 		newest:  f.newest,
 		resumed: f.resumed,
@@ -81,6 +89,12 @@ func (v *View) Roles() bool { return v.roster.roles }
 // Serving lists who answers to a model name, base model or adapter. The slice
 // is the view's.
 func (v *View) Serving(name string) []Service { return v.roster.serving[name] }
+
+// Since is a time as Seats have it; the zero time is before all others.
+func (v *View) Since(t time.Time) time.Duration { return t.Sub(v.origin) }
+
+// Failing tells whether callers reported failures of any member lately.
+func (v *View) Failing() bool { return v.failing != nil && v.failing.Load() > 0 }
 
 // Silent tells whether the member was not heard for too long while others
 // were. It is not to be chosen then.
@@ -138,6 +152,7 @@ func (f *Fleet) rosterLocked() *roster {
 func (f *Fleet) replaceLocked(s *slot, m *Member) {
 	s.member = m
 	f.members[s.position] = m
+	f.seats[s.position].set(m, f.origin)
 	f.stale.Store(true)
 }
 
@@ -146,11 +161,14 @@ func (f *Fleet) insertLocked(s *slot) {
 		return strings.Compare(m.Info.Name, name)
 	})
 	f.members = slices.Insert(f.members, at, s.member)
+	f.seats = slices.Insert(f.seats, at, Seat{})
+	f.seats[at].set(s.member, f.origin)
 	f.renumberLocked(at)
 }
 
 func (f *Fleet) removeLocked(s *slot) {
 	f.members = slices.Delete(f.members, s.position, s.position+1)
+	f.seats = slices.Delete(f.seats, s.position, s.position+1)
 	f.renumberLocked(s.position)
 }
 

@@ -85,4 +85,4 @@ func Prior() Speed {
 
 // Load returns the ms that a token takes to be loaded from a tier whose load
 // time is tierMS: never more than computing it does.
-func (s Speed) Load(tierMS float64) float64 { return min(tierMS, s.B) }
+func (s *Speed) Load(tierMS float64) float64 { return min(tierMS, s.B) }

@@ -39,7 +39,7 @@ func (p *Picker) affinity(w *work, r *Request, needs policy.Needs, now time.Time
 // draw alike, and who leaves moves only what was its own.
 func (w *work) draw(key uint64) {
 	for i := range w.candidates {
-		w.round.Candidates[i].Draw = mix(key ^ xxhash.Sum64String(w.candidates[i].member.Info.Name))
+		w.round.Candidates[i].Draw = mix(key ^ w.candidates[i].seat.Hash)
 	}
 }
 
@@ -64,7 +64,7 @@ func (p *Picker) recognise(w *work, r *Request) {
 	deepest, at := 1, -1
 	for i := range w.candidates {
 		c := &w.candidates[i]
-		switch n := c.cached() + c.predicted; {
+		switch n := c.cached() + c.has().predicted; {
 		case n > deepest,
 			n == deepest && at >= 0 && w.round.Candidates[i].Draw > w.round.Candidates[at].Draw:
 			deepest, at = n, i
@@ -90,7 +90,7 @@ func ends(b int) int {
 
 func (w *work) holds(id fleet.ID, tokens int) bool {
 	c := w.candidate(id)
-	return c != nil && c.cached()+c.predicted == tokens
+	return c != nil && c.cached()+c.has().predicted == tokens
 }
 
 // own makes a member the owner; one that is not among the candidates is gone.

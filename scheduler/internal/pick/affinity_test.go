@@ -261,7 +261,7 @@ func TestBrokenSessionsAreCountedByReason(t *testing.T) {
 		}
 		// The session goes back for the next case.
 		m := b.fleet.View().Member(id)
-		b.fleet.Decide("s", t0, func(fleet.ID, bool) (fleet.Choice, bool) {
+		b.fleet.Decide("s", t0, func(fleet.ID, bool, []fleet.Reserved) (fleet.Choice, bool) {
 			return fleet.Choice{Member: m, Session: "s"}, true
 		})
 	}
@@ -288,7 +288,7 @@ func TestBrokenSessionsAreCountedByReason(t *testing.T) {
 	now = now.Add(time.Second)
 	others(0.5, 1, now)
 	m := b.fleet.View().Member(id)
-	b.fleet.Decide("", now, func(fleet.ID, bool) (fleet.Choice, bool) {
+	b.fleet.Decide("", now, func(fleet.ID, bool, []fleet.Reserved) (fleet.Choice, bool) {
 		return fleet.Choice{Member: m, Uncached: 60_000, PrefillMS: 3000, FirstTokenMS: 3000}, true
 	})
 	check(policy.Slow, b.pickAt(r, now), false)

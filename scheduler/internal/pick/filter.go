@@ -15,6 +15,7 @@ import (
 // work is what one decision needs while it is made. It is used again.
 type work struct {
 	candidates []candidate
+	shares     []share // of those that have something; candidates point to them
 	scopes     []scope
 	at         []int32 // by member number: its place in candidates plus one
 	held       index.Answer
@@ -43,18 +44,48 @@ type work struct {
 
 // candidate is one member in the making of a decision.
 type candidate struct {
-	member   *fleet.Member
+	seat     *fleet.Seat
+	member   *fleet.Member // of the seat
 	adapter  string
-	scope    int // in work.scopes; -1: its blocks have no keys here
 	speed    *learn.Speed
-	requests int              // at the engine, as believed when scored
-	depth    [index.Lanes]int // leading blocks that it holds
+	share    *share // nil: it has nothing
+	scope    int32  // in work.scopes; -1: its blocks have no keys here
+	requests int32  // at the engine, as believed when scored
 	doubt    doubt
+}
+
+// share is what a candidate has of the prompt.
+type share struct {
+	depth [index.Lanes]int // leading blocks that it holds
 	// cached tokens by tier, and those beyond that are only predicted
 	gpu, host, disk, predicted int
 	sent                       int  // tokens that went there before, and may still be there
 	assumed                    bool // predicted stands on what was sent
 }
+
+func (s *share) cached() int { return s.gpu + s.host + s.disk }
+
+// none of the prompt; not to be changed.
+var none share
+
+// has is what the candidate has of the prompt; not to be changed.
+func (c *candidate) has() *share {
+	if c.share == nil {
+		return &none
+	}
+	return c.share
+}
+
+// shareOf is the candidate's, to be changed.
+func (w *work) shareOf(c *candidate) *share {
+	if c.share == nil {
+		w.shares = append(w.shares, share{}) // never beyond its capacity: see filter
+		c.share = &w.shares[len(w.shares)-1]
+	}
+	return c.share
+}
+
+func (c *candidate) cached() int { return c.has().cached() }
 
 // doubt says why a candidate should rather not be chosen.
 type doubt uint8
@@ -68,7 +99,7 @@ const (
 func (w *work) release() {
 	clear(w.at)
 	clear(w.candidates) // members that left are not to be kept, and add takes zeros
-	w.candidates = w.candidates[:0]
+	w.candidates, w.shares = w.candidates[:0], w.shares[:0]
 	for i := range w.scopes {
 		w.scopes[i].release()
 	}
@@ -99,12 +130,12 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 	if len(services) == 0 {
 		return fmt.Errorf("model %q: %w", r.Model, ErrModel)
 	}
-	before := view.SilentBefore(now)
-	doubtOf := func(m *fleet.Member) doubt {
+	before, anyFailing := view.Since(view.SilentBefore(now)), view.Failing()
+	doubtOf := func(s *fleet.Seat) doubt {
 		switch {
-		case m.Load.Unreachable || m.Heard.Before(before):
+		case s.Unreachable || s.Heard < before:
 			return lost
-		case !m.Failing().Until(now).IsZero():
+		case anyFailing && !s.Member.Failing().Until(now).IsZero():
 			return failing
 		}
 		return sound
@@ -112,7 +143,8 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 	least, most := lost, sound
 	var served, asleep int
 	for _, s := range services {
-		m := view.Members[s.Position]
+		seat := &view.Seats[s.Position]
+		m := seat.Member
 		adapter := r.Adapter
 		switch {
 		case s.Adapter && (adapter == "" || adapter == r.Model):
@@ -121,20 +153,20 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 			continue
 		}
 		served++
-		if len(r.Candidates) > 0 && !named(r.Candidates, m.Info) || named(r.Exclude, m.Info) {
+		if len(r.Candidates) > 0 && !named(r.Candidates, m.Info) || len(r.Exclude) > 0 && named(r.Exclude, m.Info) {
 			continue
 		}
 		if r.not != nil && *r.not == m.Info.Role() {
 			continue
 		}
-		if m.Load.Sleeping {
+		if seat.Sleeping {
 			asleep++
 			continue
 		}
-		d := doubtOf(m)
+		d := doubtOf(seat)
 		least, most = min(least, d), max(most, d)
 		c := w.add()
-		c.member, c.adapter, c.scope, c.doubt = m, adapter, -1, d
+		c.seat, c.member, c.adapter, c.scope, c.doubt = seat, m, adapter, -1, d
 	}
 	// A candidate that is failing or silent is better than none.
 	w.failing = least == failing && len(w.candidates) > 0
@@ -155,8 +187,9 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 		return fmt.Errorf("model %q: %d members, %d asleep, others not among the request's candidates: %w",
 			r.Model, served, asleep, ErrNoCandidate)
 	}
+	w.shares = slices.Grow(w.shares, len(w.candidates))
 	for i := range w.candidates {
-		id := int(w.candidates[i].member.ID)
+		id := int(w.candidates[i].seat.ID)
 		for id >= len(w.at) {
 			w.at = append(w.at, 0)
 		}

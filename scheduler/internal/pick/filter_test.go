@@ -142,7 +142,7 @@ func TestSilentAndSleepingAreNotChosen(t *testing.T) {
 func (b *bed) fail(id fleet.ID, now time.Time) {
 	for range 3 {
 		m := b.fleet.View().Member(id)
-		d, _ := b.fleet.Decide("", now, func(fleet.ID, bool) (fleet.Choice, bool) {
+		d, _ := b.fleet.Decide("", now, func(fleet.ID, bool, []fleet.Reserved) (fleet.Choice, bool) {
 			return fleet.Choice{Member: m, Anyway: true}, true
 		})
 		b.fleet.Report(fleet.Report{Decision: d, Outcome: fleet.Failed}, now)

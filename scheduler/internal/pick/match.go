@@ -58,9 +58,10 @@ func (w *work) scope(r *Request) error {
 		return nil
 	}
 	unknown := 0
+	var last *candidate
 	for i := range w.candidates {
 		c := &w.candidates[i]
-		size := c.member.Info.BlockSize
+		size := c.seat.BlockSize
 		switch {
 		case size <= 0:
 			unknown++
@@ -74,9 +75,12 @@ func (w *work) scope(r *Request) error {
 				s.given, s.BlockSize, s.keys, s.blocks = true, size, prompt.Keys, len(prompt.Keys)
 			}
 			c.scope = 0
+		case last != nil && last.seat.BlockSize == size && last.seat.Model == c.seat.Model && last.adapter == c.adapter:
+			c.scope = last.scope
 		default:
+			last = c
 			c.scope = w.scopeOf(blockkey.Scope{
-				Model: c.member.Info.Model(), Adapter: c.adapter, Salt: r.Salt, BlockSize: size,
+				Model: c.seat.Model, Adapter: c.adapter, Salt: r.Salt, BlockSize: size,
 			}, prompt.length()/size)
 		}
 	}
@@ -87,15 +91,15 @@ func (w *work) scope(r *Request) error {
 	return nil
 }
 
-func (w *work) scopeOf(want blockkey.Scope, blocks int) int {
+func (w *work) scopeOf(want blockkey.Scope, blocks int) int32 {
 	for i := range w.scopes {
 		if w.scopes[i].Scope == want {
-			return i
+			return int32(i)
 		}
 	}
 	s := w.addScope()
 	s.Scope, s.blocks = want, blocks
-	return len(w.scopes) - 1
+	return int32(len(w.scopes) - 1)
 }
 
 // addScope takes a scope into use, with the buffer that it had before.
@@ -153,30 +157,33 @@ func (p *Picker) search(w *work, at int, r *Request, now time.Time) {
 	}
 	length := r.Prompt.length()
 	for h, depth := range w.held.All() {
-		if c := w.candidate(fleet.ID(h.Member())); c != nil && c.scope == at {
-			for l := range c.depth {
+		if c := w.candidate(fleet.ID(h.Member())); c != nil && int(c.scope) == at {
+			has := w.shareOf(c)
+			for l := range has.depth {
 				if h.On(index.Lane(l)) {
-					c.depth[l] = int(depth)
+					has.depth[l] = int(depth)
 				}
 			}
 		}
 	}
 	// Who is not found has nothing, and nothing is credited.
 	for h := range w.held.All() {
-		if c := w.candidate(fleet.ID(h.Member())); c != nil && c.scope == at {
+		if c := w.candidate(fleet.ID(h.Member())); c != nil && int(c.scope) == at {
 			c.credit(length, s.BlockSize)
 			w.feasible = max(w.feasible, c.cached())
 		}
 	}
 	for _, m := range sent.found {
-		if c := w.candidate(m.member); c != nil && c.scope == at && c.member.Picture.Epoch == m.epoch {
+		if c := w.candidate(m.member); c != nil && int(c.scope) == at && c.member.Picture.Epoch == m.epoch {
 			depth := min(m.depth, (length-1)/s.BlockSize) * s.BlockSize
-			c.predicted = max(0, depth-c.gpu-c.host-c.disk)
+			if beyond := depth - c.cached(); beyond > 0 {
+				w.shareOf(c).predicted = beyond
+			}
 		}
 	}
 	if p.mirror.Tracks() {
 		for h := range w.held.All() {
-			if c := w.candidate(fleet.ID(h.Member())); c != nil && c.scope == at {
+			if c := w.candidate(fleet.ID(h.Member())); c != nil && int(c.scope) == at {
 				p.assume(c, length, s.BlockSize)
 			}
 		}
@@ -207,19 +214,18 @@ func (c *candidate) credit(length, size int) {
 	if t := c.member.Picture.Trust; t != fleet.Exact && t != fleet.Approximate {
 		return
 	}
-	gpu := min(c.depth[index.LaneGPU], (length-1)/size)
+	s := c.share
+	gpu := min(s.depth[index.LaneGPU], (length-1)/size)
 	reach := func(l index.Lane, before int) int {
-		if c.depth[l] <= c.depth[index.LaneGPU] {
+		if s.depth[l] <= s.depth[index.LaneGPU] {
 			return before
 		}
-		return max(before, min(c.depth[l], length/size))
+		return max(before, min(s.depth[l], length/size))
 	}
 	host := reach(index.LaneHost, gpu)
 	disk := reach(index.LaneDisk, host)
-	c.gpu, c.host, c.disk = gpu*size, (host-gpu)*size, (disk-host)*size
+	s.gpu, s.host, s.disk = gpu*size, (host-gpu)*size, (disk-host)*size
 }
-
-func (c *candidate) cached() int { return c.gpu + c.host + c.disk }
 
 // breakTies finds what decides between equals: the first key that nobody has.
 // Before it lies what others share, so requests that share a system prompt

@@ -185,9 +185,9 @@ func (p *Picker) try(r *Request, pol policy.Policy, shadow *policy.Policy, expla
 	p.facts(w, r, pol.Needs, now)
 	var full *Full
 	var choice fleet.Choice
-	id, ok := p.fleet.Decide(r.Session, now, func(last fleet.ID, known bool) (fleet.Choice, bool) {
+	id, ok := p.fleet.Decide(r.Session, now, func(last fleet.ID, known bool, reserved []fleet.Reserved) (fleet.Choice, bool) {
 		w.last, w.known = last, known
-		w.rank(pol, now)
+		w.rank(pol, reserved, now)
 		full, choice = w.full(&pol), w.choice(r)
 		return choice, r.Reserve && full == nil
 	})

@@ -119,7 +119,7 @@ func TestScoreChangesNothing(t *testing.T) {
 	id := b.join("m")
 	d := b.pick(Request{Prompt: tokens(prompt(1, 0, 2000)), Session: "s"})
 	session := false
-	b.fleet.Decide("s", t0, func(_ fleet.ID, known bool) (fleet.Choice, bool) {
+	b.fleet.Decide("s", t0, func(_ fleet.ID, known bool, _ []fleet.Reserved) (fleet.Choice, bool) {
 		session = known
 		return fleet.Choice{}, false
 	})

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
-
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/policy"
 )
@@ -21,56 +19,51 @@ const (
 
 // prepare collects what does not change while the fleet is locked.
 func (p *Picker) prepare(w *work, r *Request, view *fleet.View, now time.Time) {
-	w.gauges = true
-	fresh := view.FreshSince(now)
-	var busy, known float64
-	for i := range w.candidates {
-		c := &w.candidates[i]
-		c.speed = p.speeds.of(c.member)
-		w.gauges = w.gauges && c.member.Load.Running >= 0 && !c.member.Load.At.Before(fresh)
-		if !(c.speed.Busy >= 0) {
-			continue
-		}
-		busy += c.speed.Busy
-		known++
-	}
-	w.round.Rho = busy / known // NaN where nothing is known
+	n, length := len(w.candidates), r.Prompt.length()
 	w.round.Reuse = math.Float64frombits(p.stock.reuse.Load())
 	w.round.Moved = false
-	w.round.Output, w.round.Length = float64(r.ExpectedOutput), r.Prompt.length()
-	n := len(w.candidates)
+	w.round.Output, w.round.Length = float64(r.ExpectedOutput), length
 	w.round.Candidates = slices.Grow(w.round.Candidates[:0], n)[:n]
 	w.round.Costs = slices.Grow(w.round.Costs[:0], n)[:n]
 	w.scores = slices.Grow(w.scores[:0], n)[:n]
-	length := r.Prompt.length()
+	w.gauges = true
+	fresh, speeds := view.Since(view.FreshSince(now)), p.speeds.fitted.Load()
+	var busy, known float64
 	for i := range w.candidates {
 		c := &w.candidates[i]
-		uncached := length - c.cached() - c.predicted
-		if length == 0 {
-			uncached = int(c.speed.PromptTokens) // a mean request
+		seat, has := c.seat, c.has()
+		c.speed = p.speeds.in(speeds, seat.ID, seat.Hash)
+		w.gauges = w.gauges && seat.Running >= 0 && seat.Sampled >= fresh
+		if c.speed.Busy >= 0 {
+			busy += c.speed.Busy
+			known++
 		}
 		// In place: a literal would be made elsewhere and copied.
 		at := &w.round.Candidates[i]
-		at.GPU, at.Host, at.Disk, at.Predicted = c.gpu, c.host, c.disk, c.predicted
-		at.Uncached = uncached
+		at.GPU, at.Host, at.Disk, at.Predicted = has.gpu, has.host, has.disk, has.predicted
+		at.Uncached = length - has.cached() - has.predicted
+		if length == 0 {
+			at.Uncached = int(c.speed.PromptTokens) // a mean request
+		}
 		at.Speed = c.speed
-		at.BlockSize = c.member.Info.BlockSize
-		at.Capacity = int(c.member.Info.Blocks) * c.member.Info.BlockSize
+		at.BlockSize = seat.BlockSize
+		at.Capacity = seat.Blocks * seat.BlockSize
 		at.Room = p.stock.room(c.member)
-		at.Sent = c.sent
+		at.Sent = has.sent
 		at.Draw, at.History = 0, nil
 	}
+	w.round.Rho = busy / known // NaN where nothing is known
 }
 
 // rank scores the candidates and finds the best. It reads reservations, so a
 // caller who wants to charge the best runs it in fleet.Decide.
-func (w *work) rank(pol policy.Policy, now time.Time) {
+func (w *work) rank(pol policy.Policy, sums []fleet.Reserved, now time.Time) {
 	var more fleet.Reserved
 	for i := range w.candidates {
 		c := &w.candidates[i]
-		reserved := c.member.Reserved().Expected(now, &more)
-		c.requests = c.member.Requests(reserved)
-		w.round.Candidates[i].Load.Set(c.member, reserved, reserved.Wait(now), c.speed, w.gauges)
+		reserved := sums[c.seat.ID].Expected(now, &more)
+		c.requests = int32(c.seat.Requests(reserved))
+		w.round.Candidates[i].Load.Set(c.seat, reserved, reserved.Wait(now), c.speed, w.gauges)
 		if i < len(w.round.Fits) {
 			w.round.Fits[i].InFlight = reserved.Share
 		}
@@ -132,7 +125,7 @@ func (w *work) choose(pol policy.Policy) choosing {
 		if !pol.Times && pol.Needs == 0 {
 			tie = w.round.Random // nothing about the prompt may help a policy that ignores it
 		}
-		own := mix(tie ^ xxhash.Sum64String(c.member.Info.Name))
+		own := mix(tie ^ c.seat.Hash)
 		if found.best < 0 || w.before(i, own, found.best, weight, pol.Times) {
 			found.best, weight = i, own
 		}

@@ -99,19 +99,19 @@ func (w *work) receipt(r *Request, pol policy.Policy, view *fleet.View, now time
 	}
 	for i, at := range order {
 		c := &w.candidates[at]
-		a := &d.Candidates[i]
+		a, has := &d.Candidates[i], c.has()
 		*a = Candidate{
 			Member:  c.member,
 			Adapter: c.adapter,
-			Cached:  Cached{c.gpu, c.host, c.disk, c.predicted},
+			Cached:  Cached{has.gpu, has.host, has.disk, has.predicted},
 			Trust:   c.trust(),
 			Cost:    w.round.Costs[at],
 			Age:     max(0, now.Sub(c.member.Heard)),
 			LoadAge: -1,
 		}
 		a.Uncached = max(0, length-a.Cached.Known()-a.Cached.Predicted)
-		a.Waiting = min(max(c.member.Load.Waiting, 0), c.requests)
-		a.Running = c.requests - a.Waiting
+		a.Waiting = min(max(c.member.Load.Waiting, 0), int(c.requests))
+		a.Running = int(c.requests) - a.Waiting
 		if !c.member.Load.At.IsZero() {
 			a.LoadAge = max(0, now.Sub(c.member.Load.At))
 		}
@@ -122,7 +122,7 @@ func (w *work) receipt(r *Request, pol policy.Policy, view *fleet.View, now time
 
 // trust in what is believed cached there.
 func (c *candidate) trust() fleet.Trust {
-	if c.assumed {
+	if c.has().assumed {
 		return fleet.Approximate
 	}
 	return c.member.Picture.Trust
@@ -159,7 +159,7 @@ func (w *work) fallback(r *Request, pol policy.Policy, view *fleet.View, now tim
 		lacks = append(lacks, "block size of no candidate is known"+instead)
 	case !trusted:
 		lacks = append(lacks, "no picture of any candidate: load and earlier decisions only")
-	case best.assumed:
+	case best.has().assumed:
 		lacks = append(lacks, "picture of the first is "+best.member.Picture.Trust.String()+": what was sent there stands for it")
 	case best.member.Picture.Trust != fleet.Exact:
 		lacks = append(lacks, "picture of the first is "+best.member.Picture.Trust.String())
@@ -214,6 +214,7 @@ func (w *work) why(pol policy.Policy) Why {
 // reason says in one sentence why the best is the best.
 func (w *work) reason(length int, pol policy.Policy) string {
 	c, cost := &w.candidates[w.best], &w.round.Costs[w.best]
+	has := c.has()
 	b := make([]byte, 0, 256)
 	b = append(b, c.member.Info.Name...)
 	if length > 0 {
@@ -222,14 +223,14 @@ func (w *work) reason(length int, pol policy.Policy) string {
 		b = append(b, " of "...)
 		b = strconv.AppendInt(b, int64(length), 10)
 		b = append(b, " tokens cached"...)
-		if c.host+c.disk > 0 {
+		if has.host+has.disk > 0 {
 			b = append(b, " ("...)
-			b = strconv.AppendInt(b, int64(c.host+c.disk), 10)
+			b = strconv.AppendInt(b, int64(has.host+has.disk), 10)
 			b = append(b, " outside the GPU)"...)
 		}
-		if c.predicted > 0 {
+		if has.predicted > 0 {
 			b = append(b, " and "...)
-			b = strconv.AppendInt(b, int64(c.predicted), 10)
+			b = strconv.AppendInt(b, int64(has.predicted), 10)
 			b = append(b, " under way"...)
 		}
 		b = append(b, ',')

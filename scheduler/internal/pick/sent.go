@@ -54,7 +54,7 @@ func (p *Picker) send(w *work, r *Request, now time.Time) {
 		Lane:         !exact || sent,
 		Keys:         s.keys,
 		BlockSize:    s.BlockSize,
-		Cached:       (c.cached() + c.predicted) / s.BlockSize,
+		Cached:       (c.cached() + c.has().predicted) / s.BlockSize,
 		FirstTokenMS: w.round.Costs[w.best].FirstToken(),
 	}, now)
 }
@@ -62,14 +62,15 @@ func (p *Picker) send(w *work, r *Request, now time.Time) {
 // assume credits what was sent to a candidate: to policies that ask for it,
 // and as a prediction where there is no exact picture.
 func (p *Picker) assume(c *candidate, length, size int) {
-	depth := c.depth[index.LaneApproximate]
+	has := c.share
+	depth := has.depth[index.LaneApproximate]
 	if depth == 0 || !p.mirror.Follows(index.Member(c.member.ID), c.member.Picture.Epoch) {
 		return
 	}
-	c.sent = min(depth, (length-1)/size) * size
-	if beyond := c.sent - c.cached(); beyond > 0 && c.member.Picture.Trust != fleet.Exact {
-		c.predicted = max(c.predicted, beyond)
-		c.assumed = true
+	has.sent = min(depth, (length-1)/size) * size
+	if beyond := has.sent - has.cached(); beyond > 0 && c.member.Picture.Trust != fleet.Exact {
+		has.predicted = max(has.predicted, beyond)
+		has.assumed = true
 	}
 }
 
@@ -88,7 +89,7 @@ func (p *Picker) history(w *work, r *Request, now time.Time) {
 		var moved bool
 		w.owners, moved = p.mirror.Owners(s.keys, w.owners[:0])
 		for _, id := range w.owners {
-			if c := w.candidate(fleet.ID(id)); c != nil && c.scope == i {
+			if c := w.candidate(fleet.ID(id)); c != nil && int(c.scope) == i {
 				w.round.Candidates[w.at[id]-1].History.Placed = true
 				w.round.Moved = w.round.Moved || moved
 			}

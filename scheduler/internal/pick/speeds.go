@@ -21,10 +21,11 @@ type speeds struct {
 	names  []string // of whom curves knows, by number
 }
 
-// table is one fit. Names tell whether a number still is the same member's.
+// table is one fit. Hashes of names tell whether a number still is the same
+// member's.
 type table struct {
 	speeds []learn.Speed
-	names  []string
+	hashes []uint64
 }
 
 func (s *speeds) learn(view *fleet.View, now time.Time) {
@@ -43,7 +44,9 @@ func (s *speeds) learn(view *fleet.View, now time.Time) {
 		}
 	}
 	s.names = names
+	hashes := make([]uint64, len(names))
 	for _, m := range view.Members {
+		hashes[m.ID] = m.Hash
 		t := &m.Load.Totals
 		running := math.NaN()
 		if m.Load.Running >= 0 {
@@ -63,7 +66,7 @@ func (s *speeds) learn(view *fleet.View, now time.Time) {
 			Running:           running,
 		})
 	}
-	s.fitted.Store(&table{speeds: s.curves.Fit(now), names: names})
+	s.fitted.Store(&table{speeds: s.curves.Fit(now), hashes: hashes})
 }
 
 // served takes the time to the first token that a caller reported, if the
@@ -84,12 +87,14 @@ func (s *speeds) served(r *Report, f *fleet.Forecast) {
 }
 
 // of returns the speed of a member; it is not to be changed.
-func (s *speeds) of(m *fleet.Member) *learn.Speed {
-	t := s.fitted.Load()
-	if t == nil || int(m.ID) >= len(t.speeds) || t.names[m.ID] != m.Info.Name {
+func (s *speeds) of(m *fleet.Member) *learn.Speed { return s.in(s.fitted.Load(), m.ID, m.Hash) }
+
+// in looks a member up in one fit; nil: there was none.
+func (s *speeds) in(t *table, id fleet.ID, hash uint64) *learn.Speed {
+	if t == nil || int(id) >= len(t.speeds) || t.hashes[id] != hash {
 		return &s.prior
 	}
-	return &t.speeds[m.ID]
+	return &t.speeds[id]
 }
 
 // Speed is what decisions reckon with for a member.

@@ -64,17 +64,18 @@ func (w *work) pulls(d *Decision, tokenMS float64) {
 		if c == nil || c.scope < 0 {
 			continue
 		}
-		own := c.cached() + c.predicted
+		own := c.cached() + c.has().predicted
 		var from *candidate
+		most := own
 		for j := range w.candidates {
-			if o := &w.candidates[j]; o.scope == c.scope && o.gpu+o.host > own && (from == nil || o.gpu+o.host > from.gpu+from.host) {
-				from = o
+			if o := &w.candidates[j]; o.share != nil && o.scope == c.scope && o.share.gpu+o.share.host > most {
+				from, most = o, o.share.gpu+o.share.host
 			}
 		}
 		if from == nil {
 			continue
 		}
-		tokens := from.gpu + from.host - own
+		tokens := most - own
 		pull := Pull{
 			Member: from.member, Tokens: tokens,
 			TransferMS: tokenMS * float64(tokens),

@@ -74,7 +74,7 @@ type Load struct {
 // unless every candidate has a recent one, because a sample says more than our
 // own counts and would always look worse. Requests that wait at the engine and
 // are not ours are taken for mean ones.
-func (l *Load) Set(m *fleet.Member, r *fleet.Reserved, waitMS float64, s *learn.Speed, gauges bool) {
+func (l *Load) Set(m *fleet.Seat, r *fleet.Reserved, waitMS float64, s *learn.Speed, gauges bool) {
 	l.Tokens, l.WaitMS, l.Last = float64(r.Tokens), waitMS, r.Last
 	if !gauges {
 		l.Requests, l.Waiting, l.KVUsage = float64(r.Open), float64(r.Prefills), math.NaN()
@@ -82,13 +82,13 @@ func (l *Load) Set(m *fleet.Member, r *fleet.Reserved, waitMS float64, s *learn.
 		return
 	}
 	l.Requests = float64(m.Requests(r))
-	l.Waiting = float64(max(m.Load.Waiting, 0) + r.Prefills - r.PrefillsSeen)
-	if l.KVUsage = m.Load.KVUsage; l.KVUsage >= 0 && m.Info.Blocks > 0 {
-		l.Blocks = l.KVUsage * float64(m.Info.Blocks)
+	l.Waiting = float64(max(int(m.Waiting), 0) + r.Prefills - r.PrefillsSeen)
+	if l.KVUsage = m.KVUsage; l.KVUsage >= 0 && m.Blocks > 0 {
+		l.Blocks = l.KVUsage * float64(m.Blocks)
 	} else {
 		l.Blocks = openBlocks(m, r, s)
 	}
-	if others := m.Load.Waiting - r.PrefillsSeen; others > 0 {
+	if others := int(m.Waiting) - r.PrefillsSeen; others > 0 {
 		l.Tokens += float64(others) * s.PromptTokens
 		l.WaitMS += float64(others) * s.Prefill(s.PromptTokens, 0)
 	}
@@ -96,11 +96,11 @@ func (l *Load) Set(m *fleet.Member, r *fleet.Reserved, waitMS float64, s *learn.
 
 // openBlocks estimates the blocks in use from the open requests; 0: nothing is
 // known.
-func openBlocks(m *fleet.Member, r *fleet.Reserved, s *learn.Speed) float64 {
-	if m.Info.BlockSize <= 0 {
+func openBlocks(m *fleet.Seat, r *fleet.Reserved, s *learn.Speed) float64 {
+	if m.BlockSize <= 0 {
 		return 0
 	}
-	return float64(r.Open) * (s.PromptTokens + s.OutputTokens/2) / float64(m.Info.BlockSize)
+	return float64(r.Open) * (s.PromptTokens + s.OutputTokens/2) / float64(m.BlockSize)
 }
 
 // Round is one choice: what a policy sees.

@@ -235,7 +235,7 @@ func TestLoadCountsEngineValuesForAllOrNone(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	id, _ := f.Join("m", now)
 	f.Heard(id, fleet.Info{}, &fleet.Load{At: now, Running: 7, Waiting: 3, Totals: fleet.NoTotals()}, now)
-	m := f.View().Member(id)
+	m := &f.View().Seats[0]
 	r := fleet.Reserved{Tokens: 500, Open: 2, Unseen: 1, PrefillsSeen: 1, Last: 9}
 	for _, c := range []struct {
 		gauges bool

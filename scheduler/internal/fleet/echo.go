@@ -37,8 +37,15 @@ func (e *echo) heard(d *decision) {
 // Expected adds what other schedulers are expected to have charged by now. The
 // sum is in more, unless there is nothing to be added.
 func (r *Reserved) Expected(now time.Time, more *Reserved) *Reserved {
+	if r.echo.requests == 0 {
+		return r
+	}
+	return r.expected(now, more)
+}
+
+func (r *Reserved) expected(now time.Time, more *Reserved) *Reserved {
 	e := &r.echo
-	if e.requests == 0 || !now.Before(e.until) {
+	if !now.Before(e.until) {
 		return r
 	}
 	*more = *r

@@ -38,6 +38,10 @@ func (r *Reserved) Wait(now time.Time) float64 {
 	if r.Prefills == 0 {
 		return 0
 	}
+	return r.left(now)
+}
+
+func (r *Reserved) left(now time.Time) float64 {
 	done := float64(now.Sub(r.headAt)) / float64(time.Millisecond)
 	return max(0, r.PrefillMS-min(max(done, 0), 0.9*r.headMS))
 }

@@ -98,7 +98,7 @@ const (
 
 func (w *work) release() {
 	clear(w.at)
-	clear(w.candidates) // members that left are not to be kept, and add takes zeros
+	clear(w.candidates) // members that left are not to be kept, and zeros are filled in
 	w.candidates, w.shares = w.candidates[:0], w.shares[:0]
 	for i := range w.scopes {
 		w.scopes[i].release()
@@ -108,17 +108,6 @@ func (w *work) release() {
 	w.misfits, w.failing, w.keyless, w.ideal, w.feasible = 0, false, false, 0, 0
 	w.room = nil
 	clear(w.groups) // profiles that were replaced are not to be kept
-}
-
-// add appends a candidate in place: it is large, and a copy of it is dear. It is
-// zero.
-func (w *work) add() *candidate {
-	n := len(w.candidates)
-	if n == cap(w.candidates) {
-		w.candidates = slices.Grow(w.candidates, n+64)
-	}
-	w.candidates = w.candidates[:n+1]
-	return &w.candidates[n]
 }
 
 // filter collects who may serve the request.
@@ -140,6 +129,8 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 		}
 		return sound
 	}
+	lists := len(r.Candidates)+len(r.Exclude) > 0 || r.not != nil
+	w.candidates = slices.Grow(w.candidates, len(services))
 	least, most := lost, sound
 	var served, asleep int
 	for _, s := range services {
@@ -153,10 +144,7 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 			continue
 		}
 		served++
-		if len(r.Candidates) > 0 && !named(r.Candidates, m.Info) || len(r.Exclude) > 0 && named(r.Exclude, m.Info) {
-			continue
-		}
-		if r.not != nil && *r.not == m.Info.Role() {
+		if lists && !r.admits(m.Info) {
 			continue
 		}
 		if seat.Sleeping {
@@ -165,7 +153,9 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 		}
 		d := doubtOf(seat)
 		least, most = min(least, d), max(most, d)
-		c := w.add()
+		// In place, where zeros are: a literal would be made elsewhere and copied.
+		w.candidates = w.candidates[:len(w.candidates)+1]
+		c := &w.candidates[len(w.candidates)-1]
 		c.seat, c.member, c.adapter, c.scope, c.doubt = seat, m, adapter, -1, d
 	}
 	// A candidate that is failing or silent is better than none.
@@ -188,12 +178,21 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 			r.Model, served, asleep, ErrNoCandidate)
 	}
 	w.shares = slices.Grow(w.shares, len(w.candidates))
+	highest := fleet.ID(0)
 	for i := range w.candidates {
-		id := int(w.candidates[i].seat.ID)
-		for id >= len(w.at) {
-			w.at = append(w.at, 0)
-		}
-		w.at[id] = int32(i) + 1
+		highest = max(highest, w.candidates[i].seat.ID)
+	}
+	if missing := int(highest) + 1 - len(w.at); missing > 0 {
+		w.at = append(w.at, make([]int32, missing)...)
+	}
+	for i := range w.candidates {
+		w.at[w.candidates[i].seat.ID] = int32(i) + 1
 	}
 	return nil
+}
+
+// admits says whether the request's own lists let a member in.
+func (r *Request) admits(i *fleet.Info) bool {
+	return (len(r.Candidates) == 0 || named(r.Candidates, i)) && !named(r.Exclude, i) &&
+		(r.not == nil || *r.not != i.Role())
 }

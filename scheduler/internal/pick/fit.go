@@ -27,6 +27,7 @@ func (p *Picker) fit(w *work, r *Request, needs policy.Needs) {
 	w.round.Elapsed = float64(r.Elapsed) / float64(time.Millisecond)
 	set, usual := p.profiles.Load(), p.usual.Load().Targets
 	nan := math.NaN()
+	w.round.Fits = slices.Grow(w.round.Fits, len(w.candidates))
 	for i := range w.candidates {
 		c, at := &w.candidates[i], &w.round.Candidates[i]
 		f := policy.Fit{RPS: nan, E2E: nan, TTFT: nan, TPOT: nan}

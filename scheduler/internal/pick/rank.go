@@ -176,7 +176,7 @@ const few = 8
 // sorted puts the places of the candidates in order, the best first: so many as
 // asked for, and one more; 0: all.
 func (w *work) sorted(top int) []int32 {
-	w.order = append(w.order[:0], int32(w.best))
+	w.order = append(slices.Grow(w.order[:0], len(w.scores)), int32(w.best))
 	if top == 0 || top > few {
 		for i := range w.scores {
 			if i != w.best {

@@ -2,6 +2,7 @@ package pick
 
 import (
 	"fmt"
+	"math"
 	"testing"
 
 	"github.com/kvscout/kvscout/protocol/blockkey"
@@ -65,13 +66,19 @@ func TestNothingIsAllocatedForACandidate(t *testing.T) {
 	for _, name := range policy.Names() {
 		count := func(b *bed) float64 {
 			r := Request{Model: "model", Policy: name, Prompt: tokens(prompt(1, 0, 1000)), Top: 1}
-			return testing.AllocsPerRun(50, func() {
-				if _, err := b.Pick(&r, t0); err != nil {
-					t.Fatal(err)
-				}
-			})
+			// The least of several: a decision that finds no memory of an earlier
+			// one takes its own, and the race detector makes that frequent.
+			least := math.Inf(1)
+			for range 20 {
+				least = min(least, testing.AllocsPerRun(1, func() {
+					if _, err := b.Pick(&r, t0); err != nil {
+						t.Fatal(err)
+					}
+				}))
+			}
+			return least
 		}
-		if a, b := count(few), count(many); b > a+2 {
+		if a, b := count(few), count(many); b > a {
 			t.Errorf("%s: %v allocations for 10 candidates, %v for 1,000", name, a, b)
 		}
 	}

@@ -28,7 +28,9 @@ const (
 // each sibling and runs out by itself.
 type forecast struct {
 	mu    sync.Mutex
-	marks map[blockkey.Key]mark
+	at    map[blockkey.Key]int32 // place in marks
+	marks []mark
+	free  []int32 // places in marks, which are zero
 	queue []dueMark // in order of insertion, from head on
 	head  int
 }
@@ -71,12 +73,14 @@ func (f *forecast) look(keys []blockkey.Key, s *sighting, now time.Time) int {
 	defer f.mu.Unlock()
 	at := now.UnixNano()
 	for ; !s.ended && s.next < len(keys); s.next += stride {
-		m, ok := f.marks[keys[s.next]]
 		live := false
-		for i := range m {
-			if ok && m[i].until > at {
-				live = true
-				s.see(&m[i], s.next+1)
+		if place, ok := f.at[keys[s.next]]; ok {
+			m := &f.marks[place]
+			for i := range m {
+				if m[i].until > at {
+					live = true
+					s.see(&m[i], s.next+1)
+				}
 			}
 		}
 		s.ended = !live
@@ -107,12 +111,12 @@ func (s *sighting) see(m *sent, depth int) {
 func (f *forecast) add(keys []blockkey.Key, step int, s sent, now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.marks == nil {
-		f.marks = make(map[blockkey.Key]mark)
+	if f.at == nil {
+		f.at = make(map[blockkey.Key]int32)
 	}
 	f.expireLocked(now)
 	for i, n := step-1, 0; i < len(keys) && n < maxMarks; i, n = i+step, n+1 {
-		m := f.marks[keys[i]]
+		m := f.markLocked(keys[i])
 		at := 0
 		for j := range m {
 			if m[j].member == s.member && m[j].epoch == s.epoch && m[j].until != 0 {
@@ -124,12 +128,25 @@ func (f *forecast) add(keys []blockkey.Key, step int, s sent, now time.Time) {
 			}
 		}
 		m[at] = s
-		f.marks[keys[i]] = m
 		f.queue = append(f.queue, dueMark{keys[i], s.until})
 	}
 	for len(f.queue)-f.head > maxForecast {
 		f.popLocked(now.UnixNano(), true)
 	}
+}
+
+// markLocked is the mark of a key; a new one is zero.
+func (f *forecast) markLocked(key blockkey.Key) *mark {
+	place, ok := f.at[key]
+	if !ok {
+		if n := len(f.free); n > 0 {
+			place, f.free = f.free[n-1], f.free[:n-1]
+		} else {
+			place, f.marks = int32(len(f.marks)), append(f.marks, mark{})
+		}
+		f.at[key] = place
+	}
+	return &f.marks[place]
 }
 
 func (f *forecast) expire(now time.Time) {
@@ -154,13 +171,19 @@ func (f *forecast) expireLocked(now time.Time) {
 func (f *forecast) popLocked(at int64, force bool) {
 	d := f.queue[f.head]
 	f.head++
-	m := f.marks[d.key]
+	place, ok := f.at[d.key]
+	if !ok {
+		return
+	}
+	m := &f.marks[place]
 	for i := range m {
 		if m[i].until > at && (!force || m[i].until > d.until) {
 			return
 		}
 	}
-	delete(f.marks, d.key)
+	*m = mark{}
+	f.free = append(f.free, place)
+	delete(f.at, d.key)
 }
 
 // predict remembers where the prompt went, unless all of it is there already.

@@ -75,6 +75,9 @@ func (v *View) Member(id ID) *Member {
 	return v.Members[v.roster.byID[id]-1]
 }
 
+// IDs is above the number of every member.
+func (v *View) IDs() int { return len(v.roster.byID) }
+
 // Named returns the member with that name, or nil.
 func (v *View) Named(name string) *Member {
 	if i, ok := v.roster.names[name]; ok {

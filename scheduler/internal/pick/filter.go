@@ -131,6 +131,9 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 	}
 	lists := len(r.Candidates)+len(r.Exclude) > 0 || r.not != nil
 	w.candidates = slices.Grow(w.candidates, len(services))
+	if missing := view.IDs() - len(w.at); missing > 0 {
+		w.at = append(w.at, make([]int32, missing)...)
+	}
 	least, most := lost, sound
 	var served, asleep int
 	for _, s := range services {
@@ -157,14 +160,17 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 		w.candidates = w.candidates[:len(w.candidates)+1]
 		c := &w.candidates[len(w.candidates)-1]
 		c.seat, c.member, c.adapter, c.scope, c.doubt = seat, m, adapter, -1, d
+		w.at[seat.ID] = int32(len(w.candidates))
 	}
 	// A candidate that is failing or silent is better than none.
 	w.failing = least == failing && len(w.candidates) > 0
 	if least < most {
+		clear(w.at)
 		kept := w.candidates[:0]
 		for i := range w.candidates {
 			if c := &w.candidates[i]; c.doubt == least {
 				kept = append(kept, *c)
+				w.at[c.seat.ID] = int32(len(kept))
 			}
 		}
 		clear(w.candidates[len(kept):])
@@ -178,16 +184,6 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 			r.Model, served, asleep, ErrNoCandidate)
 	}
 	w.shares = slices.Grow(w.shares, len(w.candidates))
-	highest := fleet.ID(0)
-	for i := range w.candidates {
-		highest = max(highest, w.candidates[i].seat.ID)
-	}
-	if missing := int(highest) + 1 - len(w.at); missing > 0 {
-		w.at = append(w.at, make([]int32, missing)...)
-	}
-	for i := range w.candidates {
-		w.at[w.candidates[i].seat.ID] = int32(i) + 1
-	}
 	return nil
 }
 

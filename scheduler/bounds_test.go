@@ -9,7 +9,9 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/nats-io/nats.go"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 )
@@ -77,5 +79,59 @@ func TestConnectionsAreBounded(t *testing.T) {
 	<-accepted
 	if _, err := dial().Read(make([]byte, 1)); err == nil || refused.Load() != 2 {
 		t.Errorf("fifth: %v, %d refused", err, refused.Load())
+	}
+}
+
+// TestSlowReadersOfTheEmbeddedNATSAreCut is a client that subscribes to all and
+// reads nothing. The server holds so much for it and no more, cuts it off, and
+// says so; whoever reads gets everything.
+func TestSlowReadersOfTheEmbeddedNATSAreCut(t *testing.T) {
+	var log journal
+	s, _ := start(t, Config{Log: log.logger()})
+	slow, err := net.Dial("tcp", s.Addrs().NATS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slow.Close()
+	if _, err := io.WriteString(slow, "CONNECT {\"verbose\":false}\r\nSUB flood 1\r\nPING\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	greeting := make([]byte, 64<<10)
+	for text := ""; !strings.Contains(text, "PONG"); {
+		n, err := slow.Read(greeting)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text += string(greeting[:n])
+	}
+
+	const message, held = 256 << 10, 64 << 20
+	reader, writer := mustJoin(t, s.Addrs().NATS, ""), mustJoin(t, s.Addrs().NATS, "")
+	var got atomic.Int64
+	if _, err := reader.Subscribe("flood", func(m *nats.Msg) { got.Add(int64(len(m.Data))) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := reader.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	sent := int64(0)
+	for sent < 2*held && !strings.Contains(log.String(), "Slow Consumer") {
+		if err := writer.Publish("flood", make([]byte, message)); err != nil {
+			t.Fatal(err)
+		}
+		if err := writer.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		sent += message
+	}
+	until(t, "the server says so", func() bool { return strings.Contains(log.String(), "Slow Consumer") })
+	until(t, "the reader has everything", func() bool { return got.Load() == sent })
+	if err := slow.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := io.Copy(io.Discard, slow); n >= sent {
+		t.Errorf("all %d bytes were kept for it, %v", n, err)
+	} else if e, ok := err.(net.Error); ok && e.Timeout() {
+		t.Error("the connection was not cut")
 	}
 }

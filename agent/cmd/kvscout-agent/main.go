@@ -62,7 +62,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stderr 
 		fmt.Fprintf(stderr, "kvscout-agent: %v\n", err)
 		return 2
 	}
-	limitMemory(cfg.Log)
+	limitMemory(cfg.Log, memlimit.FromCgroup)
 	a, err := agent.New(cfg)
 	if err == nil {
 		err = a.Run(ctx)
@@ -76,8 +76,8 @@ func run(ctx context.Context, args []string, getenv func(string) string, stderr 
 
 // limitMemory lets the garbage collector keep the process within nine tenths of
 // the container's memory. GOMEMLIMIT in the environment wins.
-func limitMemory(log *slog.Logger) {
-	limit, err := memlimit.Set()
+func limitMemory(log *slog.Logger, container memlimit.Provider) {
+	limit, err := memlimit.Set(memlimit.WithProvider(container))
 	switch {
 	case err != nil:
 		log.Warn("the container's memory limit is not known", "error", err)

@@ -61,7 +61,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, again <
 		fmt.Fprintf(stderr, "kvscout-scheduler: %v\nSee kvscout-scheduler -help.\n", err)
 		return 2
 	}
-	limitMemory(told.Config)
+	limitMemory(told.Config, memlimit.FromCgroup)
 	s, err := scheduler.New(told.Config)
 	if err == nil {
 		err = serve(ctx, s, told, again, func() error {
@@ -102,8 +102,8 @@ func serve(ctx context.Context, s *scheduler.Scheduler, told *told, again <-chan
 
 // limitMemory lets the garbage collector keep the process within nine tenths of
 // the container's memory. GOMEMLIMIT in the environment wins.
-func limitMemory(cfg scheduler.Config) {
-	limit, err := memlimit.Set()
+func limitMemory(cfg scheduler.Config, container memlimit.Provider) {
+	limit, err := memlimit.Set(memlimit.WithProvider(container))
 	switch {
 	case err != nil:
 		cfg.Log.Warn("the container's memory limit is not known", "error", err)

@@ -121,23 +121,12 @@ func (in *Ingest) Run(ctx context.Context) error {
 		in.linked.Store(true)
 	}
 
-	// All subscriptions share one channel, which keeps a member's deltas,
-	// heartbeats and answers in the order of the connection.
 	messages := make(chan *nats.Msg, pending)
-	var subscriptions []*nats.Subscription
-	for _, subject := range []string{in.inbox + ".*.*", in.subjects.Blocks(protocol.Any), in.subjects.Load(protocol.Any)} {
-		s, err := in.cfg.Conn.ChanSubscribe(subject, messages)
-		if err != nil {
-			return fmt.Errorf("subscribe to %s: %w", subject, err)
-		}
-		defer func() {
-			if err := s.Unsubscribe(); err != nil {
-				in.cfg.Log.Debug("unsubscribe", "subject", subject, "error", err)
-			}
-		}()
-		subscriptions = append(subscriptions, s)
+	unsubscribe, err := in.subscribe(messages)
+	if err != nil {
+		return err
 	}
-	in.subscriptions.Store(&subscriptions)
+	defer unsubscribe()
 	g, ctx := errgroup.WithContext(ctx)
 	for _, w := range in.workers {
 		g.Go(func() error { w.run(ctx); return nil })
@@ -145,6 +134,29 @@ func (in *Ingest) Run(ctx context.Context) error {
 	g.Go(func() error { in.watch(ctx, status); return nil })
 	g.Go(func() error { in.dispatch(ctx, messages); return nil })
 	return g.Wait()
+}
+
+// subscribe lets all messages come through one channel, which keeps a member's
+// deltas, heartbeats and answers in the order of the connection.
+func (in *Ingest) subscribe(messages chan *nats.Msg) (end func(), err error) {
+	var subscriptions []*nats.Subscription
+	end = func() {
+		for _, s := range subscriptions {
+			if err := s.Unsubscribe(); err != nil {
+				in.cfg.Log.Debug("unsubscribe", "subject", s.Subject, "error", err)
+			}
+		}
+	}
+	for _, subject := range []string{in.inbox + ".*.*", in.subjects.Blocks(protocol.Any), in.subjects.Load(protocol.Any)} {
+		s, err := in.cfg.Conn.ChanSubscribe(subject, messages)
+		if err != nil {
+			end()
+			return nil, fmt.Errorf("subscribe to %s: %w", subject, err)
+		}
+		subscriptions = append(subscriptions, s)
+	}
+	in.subscriptions.Store(&subscriptions)
+	return end, nil
 }
 
 // Ready tells whether every member that announced itself has a picture, or

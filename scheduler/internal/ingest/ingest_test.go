@@ -3,8 +3,10 @@ package ingest
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -394,6 +396,82 @@ func TestFullFleetRefuses(t *testing.T) {
 	}
 	until(t, "refused", func() bool { return st.in.Stats().RefusedMembers == 1 })
 	if got := st.in.Stats(); got.Members != 2 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestStrangersAreNotRemembered is a bus on which ever new members announce
+// themselves to a fleet that is full.
+func TestStrangersAreNotRemembered(t *testing.T) {
+	const strangers = 20_000
+	in := &Ingest{cfg: Config{Log: slog.New(slog.DiscardHandler), Index: index.New(index.Config{}), Fleet: fleet.New(fleet.Config{MaxMembers: 1})}}
+	w := newWorker(in)
+	agent := newSimAgent("", rand.New(rand.NewPCG(1, 5)), 1)
+	announce := func(name string) {
+		agent.name = name
+		data, err := proto.Marshal(agent.heartbeat())
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.handle(item{kind: isHeartbeat, name: name, data: data}, start)
+		w.handle(item{kind: isDelta, name: name, data: data}, start)
+	}
+	announce("ns_first_0")
+	before := heap()
+	for i := range strangers {
+		announce(fmt.Sprintf("ns_uid-%d_0", i))
+	}
+	if grown := heap() - before; grown > 1<<20 {
+		t.Errorf("%d bytes stay of %d strangers", grown, strangers)
+	}
+	runtime.KeepAlive(w)
+	if got := in.Stats(); got.Members != 1 || got.RefusedMembers != strangers || len(w.members) != 1 {
+		t.Errorf("%d followed, %+v", len(w.members), got)
+	}
+}
+
+// TestMessagesInTheClientAreBounded is a process that gets no processor while
+// its agents go on: what does not fit is dropped and counted, and the gap heals.
+func TestMessagesInTheClientAreBounded(t *testing.T) {
+	s := startServer(t, -1)
+	st := &stand{t: t, server: s, index: index.New(index.Config{}), fleet: fleet.New(fleet.Config{})}
+	var err error
+	if st.in, err = New(Config{Conn: connect(t, s), Pool: "test", Index: st.index, Fleet: st.fleet}); err != nil {
+		t.Fatal(err)
+	}
+	messages := make(chan *nats.Msg, pending)
+	unsubscribe, err := st.in.subscribe(messages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unsubscribe()
+	if err := st.in.cfg.Conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	const more = 1000
+	a := newWireAgent(t, s, "ns_uid_0", 10).listen()
+	a.say()
+	for range pending - 1 + more {
+		a.tell()
+	}
+	until(t, "the rest dropped", func() bool { return st.in.Stats().Dropped == more })
+	if len(messages) != pending {
+		t.Errorf("%d messages wait, want %d", len(messages), pending)
+	}
+
+	// The processor is back.
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	for _, w := range st.in.workers {
+		running.Go(func() { w.run(ctx) })
+	}
+	running.Go(func() { st.in.dispatch(ctx, messages) })
+	defer running.Wait()
+	defer cancel()
+	until(t, "the backlog is read", func() bool { return len(messages) == 0 })
+	a.say()
+	st.exact(a)
+	if got := st.in.Stats(); got.Resyncs != 1 {
 		t.Errorf("%+v", got)
 	}
 }

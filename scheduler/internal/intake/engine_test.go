@@ -3,6 +3,7 @@ package intake
 import (
 	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -129,4 +130,14 @@ func idsOf(le []byte) []uint32 {
 		ids = append(ids, binary.LittleEndian.Uint32(le))
 	}
 	return ids
+}
+
+func TestRememberedEnginesAreBounded(t *testing.T) {
+	e := engines{known: make(map[string]*engine)}
+	for i := range 3 * maxEngines {
+		e.learn(fmt.Sprintf("10.0.0.1:%d", i), tokenize, failed)
+		if len(e.known) > maxEngines {
+			t.Fatalf("%d engines are remembered", len(e.known))
+		}
+	}
 }

@@ -76,7 +76,7 @@ func jsonValue(depth int) *rapid.Generator[string] {
 		var members []string
 		for range rapid.IntRange(0, 3).Draw(t, "members") {
 			name := rapid.SampledFrom([]string{`"a"`, `"b"`, `"c"`}).Draw(t, "name")
-			v := jsonValue(depth - 1).Draw(t, "value")
+			v := jsonValue(depth-1).Draw(t, "value")
 			if v == `"}\"{"` {
 				name = `"c"`
 			}

@@ -2,6 +2,7 @@ package learn
 
 import (
 	"math/bits"
+	"sync/atomic"
 	"time"
 )
 
@@ -20,17 +21,27 @@ const (
 
 // Outputs learns how long outputs are, from the requests that ended: for each
 // model and tenant a histogram of output lengths for each length of prompt,
-// both rounded in log2. The zero value knows nothing. It has no lock.
+// both rounded in log2. The zero value knows nothing. Observe and Publish have
+// one caller at a time; Predict may run beside them, and goes by what was
+// published last.
 type Outputs struct {
-	groups map[group]*lengths
+	groups    map[group]*lengths
+	changed   bool // since the last Publish, not counting what has aged
+	published atomic.Pointer[map[group]*histogram]
 }
 
 type group struct{ model, tenant string }
 
-// lengths are the histograms of one group by slot of time.
+// histogram of one group: how often which class of output came of which class
+// of prompt. It is never changed.
+type histogram [classes][classes]uint32
+
+// lengths are the histograms of one group by slot of time, and their sum.
 type lengths struct {
 	first int64 // slot number of the newest entry of ring
 	ring  [slots]map[pair]uint32
+	sum   histogram
+	known *histogram // sum as published; nil: it has changed since
 }
 
 // pair of classes.
@@ -65,7 +76,10 @@ func (o *Outputs) add(g group, prompt, output int, now time.Time) {
 	if *at == nil {
 		*at = make(map[pair]uint32)
 	}
-	(*at)[pair{class(prompt), class(output)}]++
+	p := pair{class(prompt), class(output)}
+	(*at)[p]++
+	l.sum[p.prompt][p.output]++
+	l.known, o.changed = nil, true
 }
 
 // forget drops the group that was silent for longest.
@@ -80,62 +94,80 @@ func (o *Outputs) forget() {
 	delete(o.groups, oldest)
 }
 
+// Publish lets Predict know what was observed, and forget what is too old.
+func (o *Outputs) Publish(now time.Time) {
+	for g, l := range o.groups {
+		l.turn(number(now))
+		if l.sum == (histogram{}) {
+			delete(o.groups, g)
+			o.changed = true
+		}
+		o.changed = o.changed || l.known == nil
+	}
+	if !o.changed {
+		return
+	}
+	o.changed = false
+	table := make(map[group]*histogram, len(o.groups))
+	for g, l := range o.groups {
+		if l.known == nil {
+			known := l.sum
+			l.known = &known
+		}
+		table[g] = l.known
+	}
+	o.published.Store(&table)
+}
+
 // Predict draws a length of the output for a prompt: 2^k with the frequency
 // that it had lately, of the tenant's requests, else of all the model's.
 // random decides, so that a request whose number is kept has one prediction.
-// It returns 0 where too little is known.
-func (o *Outputs) Predict(model, tenant string, prompt int, random uint64, now time.Time) int {
-	if len(o.groups) == 0 {
+// It returns 0 where too little is known. It takes no lock.
+func (o *Outputs) Predict(model, tenant string, prompt int, random uint64) int {
+	table := o.published.Load()
+	if table == nil {
 		return 0
 	}
 	if tenant != "" {
-		if n := o.groups[group{model, tenant}].draw(class(prompt), random, now); n > 0 {
+		if n := (*table)[group{model, tenant}].draw(class(prompt), random); n > 0 {
 			return n
 		}
 	}
-	return o.groups[group{model, ""}].draw(class(prompt), random, now)
+	return (*table)[group{model, ""}].draw(class(prompt), random)
 }
 
-func (l *lengths) draw(prompt uint8, random uint64, now time.Time) int {
-	if l == nil {
+func (h *histogram) draw(prompt uint8, random uint64) int {
+	if h == nil {
 		return 0
 	}
-	var counts [classes]uint64
-	total := uint64(0)
-	oldest := number(now) - slots + 1
-	for i := range l.ring {
-		// ring[first] is the newest, and the one after it the oldest.
-		if age := (l.first - int64(i)%slots + slots) % slots; l.first-age < oldest {
-			continue
-		}
-		for p, n := range l.ring[i] {
-			if p.prompt == prompt {
-				counts[p.output] += uint64(n)
-				total += uint64(n)
-			}
-		}
+	counts, total := &h[prompt], uint64(0)
+	for _, n := range counts {
+		total += uint64(n)
 	}
 	if total < few {
 		return 0
 	}
 	random %= total
 	for k, n := range counts {
-		if random < n {
+		if random < uint64(n) {
 			return 1 << k
 		}
-		random -= n
+		random -= uint64(n)
 	}
 	return 0
 }
 
-// turn empties the slots between the newest entry and now.
+// turn moves the newest slot to now, and takes out what leaves.
 func (l *lengths) turn(now int64) {
-	for ; l.first < now && now-l.first < slots; l.first++ {
-		clear(l.ring[(l.first+1)%slots])
+	for ; l.first < now && l.sum != (histogram{}); l.first++ {
+		left := l.ring[(l.first+1)%slots]
+		for p, n := range left {
+			l.sum[p.prompt][p.output] -= n
+			l.known = nil
+		}
+		clear(left)
 	}
-	if l.first < now {
-		l.ring, l.first = [slots]map[pair]uint32{}, now
-	}
+	l.first = max(l.first, now)
 }
 
 func number(now time.Time) int64 { return now.UnixNano() / int64(slot) }

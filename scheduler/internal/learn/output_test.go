@@ -10,7 +10,7 @@ var noon = time.Unix(1_700_000_000, 0)
 
 func TestOutputIsDrawnAsItWas(t *testing.T) {
 	var o Outputs
-	if got := o.Predict("m", "a", 1000, 0, noon); got != 0 {
+	if got := o.Predict("m", "a", 1000, 0); got != 0 {
 		t.Errorf("nothing seen: %d", got)
 	}
 	for i := range 100 {
@@ -21,17 +21,21 @@ func TestOutputIsDrawnAsItWas(t *testing.T) {
 		o.Observe("m", "a", 1000+i, output, noon)
 		o.Observe("m", "a", 8, 500, noon) // another length of prompt
 	}
+	if got := o.Predict("m", "a", 1024, 0); got != 0 {
+		t.Errorf("before it was published: %d", got)
+	}
+	o.Publish(noon)
 	counts := make(map[int]int)
 	for i := range 1000 {
-		counts[o.Predict("m", "a", 1024, uint64(i), noon)]++
+		counts[o.Predict("m", "a", 1024, uint64(i))]++
 	}
 	if counts[64] != 750 || counts[256] != 250 {
 		t.Errorf("%v, want 750 x 64 and 250 x 256", counts)
 	}
-	if got := o.Predict("m", "a", 10, 3, noon); got != 512 {
+	if got := o.Predict("m", "a", 10, 3); got != 512 {
 		t.Errorf("short prompts: %d, want 512", got)
 	}
-	if got := o.Predict("m", "a", 100_000, 3, noon); got != 0 {
+	if got := o.Predict("m", "a", 100_000, 3); got != 0 {
 		t.Errorf("a length never seen: %d", got)
 	}
 }
@@ -43,6 +47,7 @@ func TestTenantsAndModelsHaveTheirOwnLengths(t *testing.T) {
 		o.Observe("m", "short", 100, 16, noon)
 		o.Observe("other", "", 100, 4, noon)
 	}
+	o.Publish(noon)
 	for _, c := range []struct {
 		model, tenant string
 		want          []int
@@ -52,7 +57,7 @@ func TestTenantsAndModelsHaveTheirOwnLengths(t *testing.T) {
 	} {
 		seen := make(map[int]bool)
 		for i := range 100 {
-			seen[o.Predict(c.model, c.tenant, 100, uint64(i), noon)] = true
+			seen[o.Predict(c.model, c.tenant, 100, uint64(i))] = true
 		}
 		for _, w := range c.want {
 			if !seen[w] || len(seen) != len(c.want) {
@@ -71,8 +76,9 @@ func TestLengthsLeaveAfterFourMinutes(t *testing.T) {
 	}
 	predict := func(at time.Duration) map[int]bool {
 		seen := make(map[int]bool)
+		o.Publish(noon.Add(at))
 		for i := range 100 {
-			seen[o.Predict("m", "", 100, uint64(i), noon.Add(at))] = true
+			seen[o.Predict("m", "", 100, uint64(i))] = true
 		}
 		return seen
 	}
@@ -95,6 +101,9 @@ func TestLengthsLeaveAfterFourMinutes(t *testing.T) {
 	if got := predict(time.Hour); !got[32] || len(got) != 1 {
 		t.Errorf("after an hour's silence: %v", got)
 	}
+	if o.Publish(noon.Add(2 * time.Hour)); len(o.groups) != 0 || len(*o.published.Load()) != 0 {
+		t.Errorf("%d groups are remembered of which nothing is known", len(o.groups))
+	}
 }
 
 func TestOutputsAreBounded(t *testing.T) {
@@ -111,5 +120,41 @@ func TestOutputsAreBounded(t *testing.T) {
 	o.Observe("bad", "", -1, 100, noon)
 	if _, ok := o.groups[group{"bad", ""}]; ok {
 		t.Error("lengths that cannot be were learned")
+	}
+}
+
+// Predictions are made beside what teaches them: each sees one state or
+// another, and takes no lock and no memory.
+func TestPredictionsRunBesideObservations(t *testing.T) {
+	var o Outputs
+	stop := make(chan struct{})
+	done := make(chan int)
+	for range 2 {
+		go func() {
+			seen := 0
+			for {
+				select {
+				case <-stop:
+					done <- seen
+					return
+				default:
+				}
+				if n := o.Predict("m", "a", 100, 7); n != 0 && n != 64 {
+					t.Errorf("%d, want 0 or 64", n)
+				} else if n == 64 {
+					seen++
+				}
+			}
+		}()
+	}
+	for i := range 2000 {
+		o.Observe("m", "a", 100, 64, noon.Add(time.Duration(i)*time.Second))
+		o.Publish(noon.Add(time.Duration(i) * time.Second))
+	}
+	close(stop)
+	<-done
+	<-done
+	if n := testing.AllocsPerRun(100, func() { o.Predict("m", "a", 100, 7) }); n != 0 {
+		t.Errorf("%v allocations", n)
 	}
 }

@@ -115,9 +115,9 @@ func (w *work) full(pol *policy.Policy) *Full {
 	}
 }
 
-// outputs learns the lengths of outputs from reports.
+// outputs learns the lengths of outputs from reports. Predicting takes no lock.
 type outputs struct {
-	mu      sync.Mutex
+	mu      sync.Mutex // held to observe and to publish
 	lengths learn.Outputs
 }
 
@@ -127,12 +127,15 @@ func (o *outputs) observe(a fleet.Asked, output uint64, now time.Time) {
 	o.lengths.Observe(a.Model, a.Tenant, a.PromptTokens, int(min(output, math.MaxInt32)), now)
 }
 
+func (o *outputs) publish(now time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.lengths.Publish(now)
+}
+
 // expect predicts the output of a request that does not say it.
-func (p *Picker) expect(r *Request, random uint64, now time.Time) {
-	if r.ExpectedOutput > 0 {
-		return
+func (p *Picker) expect(r *Request, random uint64) {
+	if r.ExpectedOutput <= 0 {
+		r.ExpectedOutput = p.outputs.lengths.Predict(r.Model, r.Tenant, r.Prompt.length(), random)
 	}
-	p.outputs.mu.Lock()
-	defer p.outputs.mu.Unlock()
-	r.ExpectedOutput = p.outputs.lengths.Predict(r.Model, r.Tenant, r.Prompt.length(), random, now)
 }

@@ -175,7 +175,7 @@ func (p *Picker) try(r *Request, pol policy.Policy, shadow *policy.Policy, expla
 	if shadow != nil {
 		*shadow = w.substitute(*shadow, r)
 	}
-	p.expect(r, w.round.Random, now)
+	p.expect(r, w.round.Random)
 	p.prepare(w, r, view, now)
 	needs := pol.Needs
 	if shadow != nil {
@@ -328,5 +328,6 @@ func (p *Picker) Tick(now time.Time) {
 	p.stock.count(view, p.index, now)
 	p.forecast.expire(now)
 	p.delay.look(p.index, probes, now)
+	p.outputs.publish(now)
 	p.follow(view, now)
 }

@@ -42,14 +42,15 @@ var rooms = map[string][]string{
 	"scheduler/internal/ingest":       {"protocol", "protocol/pb", "protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet"},
 	"scheduler/internal/sim/arrival":  {"protocol/blockkey"},
 	"scheduler/internal/replica":      {"protocol", "protocol/pb", "protocol/blockkey", "scheduler/internal/fleet", "scheduler/internal/pick"},
-	"scheduler/internal/rpc":          {"protocol/pb", "protocol/blockkey", "scheduler/internal/intake", "scheduler/internal/queue", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/fleet", "scheduler/internal/learn"},
-	"scheduler":                       {"scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/index", "scheduler/internal/queue", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/replica", "scheduler/internal/rpc", "protocol", "protocol/pb", "protocol/telemetry", "protocol/settings", "protocol/bus"},
+	"scheduler/internal/line":         {"scheduler/internal/fleet", "scheduler/internal/queue", "scheduler/internal/pick"},
+	"scheduler/internal/rpc":          {"protocol/pb", "protocol/blockkey", "scheduler/internal/intake", "scheduler/internal/line", "scheduler/internal/queue", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/fleet", "scheduler/internal/learn"},
+	"scheduler":                       {"scheduler/internal/line", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/index", "scheduler/internal/queue", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/replica", "scheduler/internal/rpc", "protocol", "protocol/pb", "protocol/telemetry", "protocol/settings", "protocol/bus"},
 	"scheduler/cmd/kvscout-scheduler": {"scheduler", "protocol/settings"},
-	"scheduler/internal/sim":          {"protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/policy", "scheduler/internal/pick", "scheduler/internal/sim/arrival"},
+	"scheduler/internal/sim":          {"protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/policy", "scheduler/internal/pick", "scheduler/internal/profile", "scheduler/internal/queue", "scheduler/internal/line", "scheduler/internal/sim/arrival"},
 	"scheduler/internal/sim/report":   {"scheduler/internal/policy", "scheduler/internal/sim"},
 	"scheduler/internal/sim/fit":      {"scheduler/internal/sim"},
 	"scheduler/internal/sim/sizing":   {"scheduler/internal/sim", "scheduler/internal/sim/report"},
-	"scheduler/cmd/kvscout-sim":       {"scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"},
+	"scheduler/cmd/kvscout-sim":       {"scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"},
 	"e2e/fakevllm":                    {},
 	"e2e":                             {"agent", "scheduler", "protocol", "protocol/pb", "protocol/blockkey", "e2e/fakevllm"},
 }
@@ -80,7 +81,7 @@ var edges = map[string][]string{
 // pure rooms know no socket, clock, logger or context. They may name times
 // and durations, which are arguments, but never ask what time it is.
 var (
-	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/queue", "scheduler/internal/pick", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"}
+	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/queue", "scheduler/internal/pick", "scheduler/internal/line", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"}
 	unclean   = []string{"context", "log", "log/slog", "net", "net/http", "os"}
 	clockwork = []string{"time.Now(", "time.Since(", "time.Sleep(", "time.After(", "time.NewTimer(", "time.NewTicker("}
 )

@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
+	"github.com/kvscout/kvscout/scheduler/internal/line"
 	"github.com/kvscout/kvscout/scheduler/internal/policy"
 	"github.com/kvscout/kvscout/scheduler/internal/queue"
-	"github.com/kvscout/kvscout/scheduler/internal/rpc"
 )
 
 // Config of a scheduler. Every zero value stands for the default named.
@@ -135,8 +135,8 @@ func (c Config) withDefaults() Config {
 }
 
 // line is how requests wait.
-func (c *Config) line() rpc.Line {
-	return rpc.Line{
+func (c *Config) line() line.Rules {
+	return line.Rules{
 		Queue:    queue.Config{Length: c.QueueLength, Bytes: c.QueueBytes, Age: c.QueueAge},
 		BudgetMS: ms(c.QueueBudget),
 		Wait:     c.QueueWait,

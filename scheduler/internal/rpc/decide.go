@@ -44,8 +44,8 @@ func (s *Service) decide(ctx context.Context, in *pb.Request, reserve bool) (*pi
 	now := time.Now()
 	came := now
 	var d *pick.Decision
-	if rules := s.line.rules.Load(); rules.Queue.Length > 0 && reserve {
-		d, now, err = s.line.pick(ctx, rules, &req, int(in.GetPriority()), s.closed, now)
+	if reserve && s.waits.Rules().Open() {
+		d, now, err = s.waits.pick(ctx, &req, int(in.GetPriority()), s.closed, now)
 	} else {
 		d, err = s.cfg.Picker.Pick(&req, now)
 	}
@@ -193,8 +193,8 @@ func (s *Service) Report(_ context.Context, req *pb.ReportRequest) (*pb.ReportRe
 		OutputTokens: req.GetOutputTokens(),
 		TTFTMS:       req.GetTtftMs(),
 	}, time.Now())
-	if s.line.rules.Load().Queue.Length > 0 {
-		s.line.stir()
+	if s.waits.Rules().Open() {
+		s.waits.stir()
 	}
 	if s.cfg.Reported != nil {
 		s.cfg.Reported(req.GetOutcome())

@@ -16,6 +16,7 @@ import (
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
+	"github.com/kvscout/kvscout/scheduler/internal/line"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
 	"github.com/kvscout/kvscout/scheduler/internal/queue"
 )
@@ -35,7 +36,7 @@ type Config struct {
 	// way.
 	MaxWatchers, MaxCalls int
 	// Line says how requests wait for room.
-	Line Line
+	Line line.Rules
 	// Decided and Reported are told of every answer to Pick, Score and Report,
 	// on the caller's goroutine; nil: nobody is.
 	Decided  func(context.Context, Decided)
@@ -61,7 +62,7 @@ type Decided struct {
 type Service struct {
 	pb.UnimplementedSchedulerServer
 	cfg      Config
-	line     *line
+	waits    *waits
 	closed   chan struct{}
 	closing  atomic.Bool
 	patience atomic.Int64 // CallTimeout
@@ -73,20 +74,23 @@ type Service struct {
 
 // New returns a Service.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, closed: make(chan struct{}), line: newLine(cfg.Line, cfg.Picker)}
+	s := &Service{cfg: cfg, closed: make(chan struct{}), waits: newWaits(cfg.Line, cfg.Picker)}
 	s.SetCallTimeout(cfg.CallTimeout)
 	return s
 }
 
 // Run serves those who wait for room, until ctx is done.
 func (s *Service) Run(ctx context.Context) error {
-	s.line.run(ctx)
+	s.waits.run(ctx)
 	return nil
 }
 
 // SetLine changes Config.Line for requests that come from now on. Those that
 // wait go on waiting as long as they were told.
-func (s *Service) SetLine(l Line) { s.line.set(l) }
+func (s *Service) SetLine(r line.Rules) {
+	s.waits.Set(r)
+	s.waits.stir()
+}
 
 // SetCallTimeout changes Config.CallTimeout for calls that come from now on.
 func (s *Service) SetCallTimeout(d time.Duration) { s.patience.Store(int64(d)) }
@@ -116,7 +120,7 @@ type Stats struct {
 func (s *Service) Stats() Stats {
 	return Stats{
 		Watchers: s.watchers.Load(), Calls: s.calls.Load(), Refused: s.refused.Load(), Panics: s.panics.Load(),
-		Queue: s.line.queue.Stats(),
+		Queue: s.waits.Stats(),
 	}
 }
 
@@ -140,8 +144,8 @@ func (s *Service) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 // timeout of a call whose caller names no deadline. Where requests wait, a
 // Pick may take that long besides.
 func (s *Service) timeout(method string) time.Duration {
-	if l := s.line.rules.Load(); l.Queue.Length > 0 && method == pb.Scheduler_Pick_FullMethodName {
-		return s.callTimeout() + l.Wait
+	if r := s.waits.Rules(); r.Open() && method == pb.Scheduler_Pick_FullMethodName {
+		return s.callTimeout() + r.Wait
 	}
 	return s.callTimeout()
 }

@@ -15,11 +15,12 @@ import (
 
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/line"
 	"github.com/kvscout/kvscout/scheduler/internal/queue"
 )
 
 // waitingRoom is a service in which a member takes one request at a time.
-func waitingRoom(t *testing.T, l Line) *house {
+func waitingRoom(t *testing.T, l line.Rules) *house {
 	t.Helper()
 	l.BudgetMS = 1e-6
 	if l.Wait == 0 {
@@ -63,7 +64,7 @@ func (h *house) finish(t *testing.T, decision string) {
 }
 
 func TestQueuedPicksAreAnsweredInSlackOrder(t *testing.T) {
-	h := waitingRoom(t, Line{Queue: queue.Config{Length: 10}})
+	h := waitingRoom(t, line.Rules{Queue: queue.Config{Length: 10}})
 	first, err := h.client.Pick(t.Context(), on(&pb.Request{}))
 	if err != nil || first.GetRanking().GetQueuedMs() != 0 {
 		t.Fatalf("%v, %v", first, err)
@@ -102,7 +103,7 @@ func TestQueuedPicksAreAnsweredInSlackOrder(t *testing.T) {
 }
 
 func TestOneThatIsCancelledLeavesItsPlace(t *testing.T) {
-	h := waitingRoom(t, Line{Queue: queue.Config{Length: 1}})
+	h := waitingRoom(t, line.Rules{Queue: queue.Config{Length: 1}})
 	first, err := h.client.Pick(t.Context(), on(&pb.Request{}))
 	if err != nil {
 		t.Fatal(err)
@@ -132,7 +133,7 @@ func TestOneThatIsCancelledLeavesItsPlace(t *testing.T) {
 }
 
 func TestADeadlineEndsTheWait(t *testing.T) {
-	h := waitingRoom(t, Line{Queue: queue.Config{Length: 10}, Wait: 30 * time.Millisecond})
+	h := waitingRoom(t, line.Rules{Queue: queue.Config{Length: 10}, Wait: 30 * time.Millisecond})
 	if _, err := h.client.Pick(t.Context(), on(&pb.Request{})); err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +156,7 @@ func TestADeadlineEndsTheWait(t *testing.T) {
 }
 
 func TestCloseEndsTheWait(t *testing.T) {
-	h := waitingRoom(t, Line{Queue: queue.Config{Length: 10}})
+	h := waitingRoom(t, line.Rules{Queue: queue.Config{Length: 10}})
 	if _, err := h.client.Pick(t.Context(), on(&pb.Request{})); err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +178,7 @@ func TestCloseEndsTheWait(t *testing.T) {
 
 // Many come and go at once: nobody is lost, and nothing stays charged.
 func TestManyComeAndGo(t *testing.T) {
-	h := waitingRoom(t, Line{Queue: queue.Config{Length: 1000}})
+	h := waitingRoom(t, line.Rules{Queue: queue.Config{Length: 1000}})
 	var g sync.WaitGroup
 	for i := range 100 {
 		g.Go(func() {
@@ -214,9 +215,9 @@ func TestManyComeAndGo(t *testing.T) {
 
 // How requests wait can change while some do.
 func TestTheLineChangesWhileRequestsWait(t *testing.T) {
-	h := waitingRoom(t, Line{})
-	rules := func(length int) Line {
-		return Line{Queue: queue.Config{Length: length}, BudgetMS: 1e-6, Wait: time.Minute}
+	h := waitingRoom(t, line.Rules{})
+	rules := func(length int) line.Rules {
+		return line.Rules{Queue: queue.Config{Length: length}, BudgetMS: 1e-6, Wait: time.Minute}
 	}
 	pick := func() string {
 		t.Helper()

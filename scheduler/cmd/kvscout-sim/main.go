@@ -26,6 +26,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/term"
 
+	"github.com/kvscout/kvscout/scheduler/internal/policy"
+	"github.com/kvscout/kvscout/scheduler/internal/profile"
 	"github.com/kvscout/kvscout/scheduler/internal/sim"
 	"github.com/kvscout/kvscout/scheduler/internal/sim/arrival"
 	"github.com/kvscout/kvscout/scheduler/internal/sim/report"
@@ -175,6 +177,18 @@ func parse(args []string, stdout io.Writer) (options, error) {
 		o.Adds = append(o.Adds, t)
 		return err
 	})
+	fs.BoolVar(&o.ReportOutputs, "report-outputs", false, "the scheduler is told how many tokens came out, and learns how long outputs are")
+	fs.IntVar(&o.Line.Queue.Length, "queue", 0, "`number` of requests that may wait for room; 0: none waits")
+	fs.DurationVar(&o.Line.Wait, "queue-wait", time.Minute, "longest `time` that a request waits")
+	fs.Float64Var(&o.Line.BudgetMS, "queue-budget", 1000, "`ms` of prefill that a pod may have before requests wait for it")
+	fs.Func("targets", "`ms` that all requests are to keep, as ttft=500,tpot=50,tpat=10,e2e=9000; any of them", func(text string) (err error) {
+		o.Targets, err = targets(text)
+		return err
+	})
+	fs.Func("profiles", "`file` with measured profiles: of model \"model\", gpu by the engine's name", func(path string) (err error) {
+		o.Measured, err = profiles(path)
+		return err
+	})
 	fs.IntVar(&o.jobs, "jobs", min(2, runtime.NumCPU()), "`number` of runs at a time")
 	fs.StringVar(&o.plot, "plot", "", "`file` for a picture of the results, as SVG")
 	fs.StringVar(&o.log, "log", "", "`file` for a log of the requests, as calibrate reads it; of one policy and seed")
@@ -260,6 +274,34 @@ func (o options) play(ctx context.Context, stdout, stderr io.Writer) error {
 		return nil
 	}
 	return table(stdout, results)
+}
+
+// targets reads name=ms pairs.
+func targets(text string) (t policy.Targets, err error) {
+	to := map[string]*float64{"ttft": &t.TTFT, "tpot": &t.TPOT, "tpat": &t.TPAT, "e2e": &t.E2E}
+	for pair := range strings.SplitSeq(text, ",") {
+		name, value, _ := strings.Cut(pair, "=")
+		v, ok := to[strings.TrimSpace(name)]
+		if !ok {
+			return t, fmt.Errorf("no target %q: want ttft, tpot, tpat or e2e", name)
+		}
+		if *v, err = strconv.ParseFloat(value, 64); err != nil || !(*v > 0) {
+			return t, fmt.Errorf("%s: %q is no number of ms", name, value)
+		}
+	}
+	return t, nil
+}
+
+func profiles(path string) (*profile.Set, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	list, err := profile.Parse(filepath.Base(path), text)
+	if err != nil {
+		return nil, err
+	}
+	return profile.NewSet(list)
 }
 
 // draw writes a picture of the results.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kvscout/kvscout/scheduler/internal/policy"
 	"github.com/kvscout/kvscout/scheduler/internal/sim"
 )
 
@@ -109,5 +110,17 @@ func TestMistakesAreSaid(t *testing.T) {
 	}
 	if out, errs, code := play(t, "-help"); code != 0 || errs != "" || !strings.Contains(out, "-sample-interval") {
 		t.Errorf("help: exit %d, %q", code, errs)
+	}
+}
+
+func TestTargetsAreRead(t *testing.T) {
+	got, err := targets("ttft=500, tpot=50,e2e=9e3")
+	if want := (policy.Targets{TTFT: 500, TPOT: 50, E2E: 9000}); err != nil || got != want {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for text, want := range map[string]string{"": "no target", "tpot": "no number", "tpot=0": "no number", "tpot=NaN": "no number", "rps=1": "want ttft"} {
+		if _, err := targets(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
 	}
 }

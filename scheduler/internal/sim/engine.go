@@ -28,9 +28,11 @@ const (
 // request is one request on its way.
 type request struct {
 	arrival.Request
-	decision string // the scheduler's name for where it goes
-	priority int64  // lower is served first, where the engine goes by it
-	turn     uint64 // order of arrival at the engine
+	decision string        // the scheduler's name for where it goes
+	priority int64         // lower is served first, where the engine goes by it
+	turn     uint64        // order of arrival at the engine
+	came     time.Duration // at the engine
+	queued   time.Duration // how long the scheduler let it wait
 
 	blocks   []int32 // its KV memory, in order
 	computed int     // leading tokens of prompt and output that are in it
@@ -119,7 +121,7 @@ func (e *engine) fits(r *request) bool {
 // serve takes a request that fits.
 func (e *engine) serve(r *request) {
 	e.arrivals++
-	r.turn = e.arrivals
+	r.turn, r.came = e.arrivals, e.calendar.now
 	r.goal = r.Length
 	e.wait(r)
 	if !e.busy {
@@ -351,7 +353,7 @@ func (e *engine) count(r *request) {
 	e.totals.PrefillSeconds += (r.first - r.firstAdmitted).Seconds()
 	e.totals.PrefillComputedTokens += float64(r.Length - r.cached)
 	e.totals.PrefillRequests++
-	e.totals.QueueSeconds += (r.firstAdmitted - r.At).Seconds()
+	e.totals.QueueSeconds += (r.firstAdmitted - r.came).Seconds()
 	e.totals.QueueRequests++
 }
 

@@ -30,6 +30,11 @@ type Result struct {
 	TTFTP99  float64 `json:"ttft_p99_s"`
 	ITLMean  float64 `json:"itl_mean_ms"`
 
+	// PerTokenP99 is of the time to the end of a request by its tokens of
+	// output, Queued the mean time that requests waited for room.
+	PerTokenP99 float64 `json:"per_token_p99_ms"`
+	Queued      float64 `json:"queued_mean_s"`
+
 	TokenHit        float64 `json:"token_hit"`
 	HostHit         float64 `json:"host_hit"`
 	TokenHitCeiling float64 `json:"token_hit_ceiling"`
@@ -71,6 +76,7 @@ type Settings struct {
 	DecisionLag    float64 `json:"decision_lag_s"`
 	Lose           float64 `json:"lose"`
 	Reports        bool    `json:"reports"`
+	QueueLength    int     `json:"queue_length"`
 	Restarts       int     `json:"restarts"`
 	Adds           int     `json:"adds"`
 }
@@ -78,6 +84,8 @@ type Settings struct {
 // log collects what becomes of the requests.
 type log struct {
 	ttft, itl     []float64 // s, ms
+	perToken      []float64 // ms
+	queued        time.Duration
 	good          int
 	rejects       int
 	resent        int
@@ -140,6 +148,8 @@ func (l *log) finished(q *request, now time.Duration) {
 		itl = (now - q.first) / time.Duration(q.Output-1)
 		l.itl = append(l.itl, float64(itl)/float64(time.Millisecond))
 	}
+	l.perToken = append(l.perToken, float64(now-q.At)/float64(time.Millisecond)/float64(max(q.Output, 1)))
+	l.queued += q.queued
 	if ttft <= goodTTFT && itl <= goodITL {
 		l.good++
 	}
@@ -179,7 +189,7 @@ func (r *run) result() Result {
 			BlockSize: r.cfg.blockSize, Pods: r.cfg.Pods, Admission: string(r.cfg.Admission),
 			EnginePriority: r.cfg.EnginePriority, EventLag: r.cfg.EventLag.Seconds(),
 			SampleInterval: r.cfg.SampleInterval.Seconds(), SampleAge: r.cfg.SampleAge.Seconds(),
-			DecisionLag: r.cfg.DecisionLag.Seconds(), Lose: r.cfg.Lose, Reports: !r.cfg.NoReports,
+			DecisionLag: r.cfg.DecisionLag.Seconds(), Lose: r.cfg.Lose, Reports: !r.cfg.NoReports, QueueLength: r.cfg.Line.Queue.Length,
 			Restarts: len(r.cfg.Restarts), Adds: len(r.cfg.Adds),
 		},
 	}
@@ -187,6 +197,8 @@ func (r *run) result() Result {
 		res.Stages = append(res.Stages, l.stages[i].result())
 	}
 	slices.Sort(l.ttft)
+	slices.Sort(l.perToken)
+	res.PerTokenP99, res.Queued = quantile(l.perToken, .99), share(l.queued.Seconds(), float64(len(l.ttft)))
 	res.TTFTMean = mean(l.ttft)
 	res.TTFTP50, res.TTFTP90, res.TTFTP99 = quantile(l.ttft, .5), quantile(l.ttft, .9), quantile(l.ttft, .99)
 	var hit, queried, fromHost int

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -8,11 +9,13 @@ import (
 	"github.com/kvscout/kvscout/protocol/blockkey"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
+	"github.com/kvscout/kvscout/scheduler/internal/line"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
 )
 
 // placer chooses where a request goes, and hears what becomes of it.
 type placer interface {
+	// place returns nil where the request waits or is refused.
 	place(r *request) (*pod, error)
 	firstToken(r *request)
 	end(r *request, outcome fleet.Outcome)
@@ -25,8 +28,8 @@ type placer interface {
 // t0 is the time of the virtual clock's zero.
 var t0 = time.Unix(1_700_000_000, 0)
 
-// model that all engines serve.
-const model = "model"
+// Model that all engines serve.
+const Model = "model"
 
 // scout places by the real scheduler: picker, fleet and index as they are, and
 // between them and the engines nothing but wires that take their time.
@@ -37,6 +40,7 @@ type scout struct {
 	picker *pick.Picker
 	wires  []*wire // by pod
 	byID   []*pod
+	queue  waits
 }
 
 func newScout(r *run) (*scout, error) {
@@ -46,10 +50,12 @@ func newScout(r *run) (*scout, error) {
 		index: index.New(index.Config{}),
 	}
 	var err error
-	s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Policy: r.cfg.Policy, Seed: r.cfg.Seed})
+	s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Policy: r.cfg.Policy, Targets: r.cfg.Targets, Seed: r.cfg.Seed})
 	if err != nil {
 		return nil, err
 	}
+	s.picker.SetProfiles(r.cfg.Measured)
+	s.queue.line = line.New(r.cfg.Line, s.picker)
 	s.tick()
 	return s, nil
 }
@@ -78,17 +84,28 @@ func (s *scout) join(p *pod) {
 }
 
 func (s *scout) place(r *request) (*pod, error) {
-	prompt := pick.Prompt{Keys: r.Keys[:min(len(r.Keys), r.Length/s.cfg.blockSize)], BlockSize: s.cfg.blockSize, Length: r.Length}
-	d, err := s.picker.Pick(&pick.Request{
-		Model: model, Prompt: prompt, Session: r.Session, Top: 1, Reserve: true,
-	}, s.clock())
-	if err != nil {
+	q := &pick.Request{
+		Model: Model, Session: r.Session, Tenant: r.Tenant, Top: 1, Reserve: true,
+		Prompt: pick.Prompt{Keys: r.Keys[:min(len(r.Keys), r.Length/s.cfg.blockSize)], BlockSize: s.cfg.blockSize, Length: r.Length},
+	}
+	d, err := s.queue.line.Try(q, s.clock())
+	var full *pick.Full
+	switch {
+	case errors.As(err, &full):
+		s.wait(r, q, full)
+		return nil, nil
+	case err != nil:
 		return nil, err
 	}
+	return s.chosen(r, d), nil
+}
+
+// chosen notes what was decided of a request.
+func (s *scout) chosen(r *request, d *pick.Decision) *pod {
 	c := &d.Candidates[0]
 	r.decision, r.priority = d.ID, d.EnginePriority
-	r.predictedMS, r.predictedCached = c.Cost.FirstToken(), r.Length-c.Uncached
-	return s.byID[c.Member.ID], nil
+	r.predictedMS, r.predictedCached = float64(r.queued)/float64(time.Millisecond)+c.Cost.FirstToken(), r.Length-c.Uncached
+	return s.byID[c.Member.ID]
 }
 
 func (s *scout) firstToken(r *request) { s.report(r, fleet.FirstToken) }
@@ -103,8 +120,12 @@ func (s *scout) report(r *request, outcome fleet.Outcome) {
 	if outcome == fleet.Finished {
 		prompt, cached := uint64(r.Length), uint64(r.cached)
 		rep.PromptTokens, rep.CachedTokens = &prompt, &cached
+		if s.cfg.ReportOutputs {
+			rep.OutputTokens = uint64(r.Output)
+		}
 	}
 	s.picker.Report(rep, s.clock())
+	s.stir()
 }
 
 func (s *scout) step(p *pod) { p.wire.publish() }
@@ -114,8 +135,9 @@ func (s *scout) restart(p *pod) { p.wire.restart() }
 // info is what the agent of a pod says of it.
 func (s *scout) info(p *pod) fleet.Info {
 	return fleet.Info{
-		Name: p.name, Pod: p.name, Models: []string{model},
+		Name: p.name, Pod: p.name, Models: []string{Model},
 		BlockSize: s.cfg.blockSize, Blocks: uint64(p.cache.limit),
+		Labels: map[string]string{fleet.GPULabel: p.profile.Name},
 	}
 }
 

@@ -19,7 +19,9 @@ import (
 	"time"
 
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/line"
 	"github.com/kvscout/kvscout/scheduler/internal/policy"
+	"github.com/kvscout/kvscout/scheduler/internal/profile"
 	"github.com/kvscout/kvscout/scheduler/internal/sim/arrival"
 )
 
@@ -59,7 +61,16 @@ type Config struct {
 	Lose   float64
 	Resync time.Duration
 	// NoReports: the scheduler is not told of first tokens and ends.
-	NoReports bool
+	// ReportOutputs: of ends it is told how many tokens came out, and learns
+	// from that how long outputs are.
+	NoReports, ReportOutputs bool
+	// Line lets requests wait for room; by its zero value none does.
+	Line line.Rules
+	// Targets of all requests.
+	Targets policy.Targets
+	// Measured of the engines beforehand: the model is Model, and an engine's
+	// name stands for the GPU; nil: nothing was.
+	Measured *profile.Set
 	// Restarts of engines, which come back empty; what they served is sent
 	// again. Adds are the times at which an empty pod joins.
 	Restarts []Restart
@@ -84,6 +95,8 @@ func (c Config) withDefaults() Config {
 	c.Admission = cmp.Or(c.Admission, VLLM)
 	c.SampleInterval = cmp.Or(c.SampleInterval, time.Second)
 	c.Resync = cmp.Or(c.Resync, 100*time.Millisecond)
+	c.Line.Wait = cmp.Or(c.Line.Wait, time.Minute)
+	c.Line.BudgetMS = cmp.Or(c.Line.BudgetMS, 1000)
 	c.Engines = slices.Clone(c.Engines)
 	for i := range c.Engines {
 		c.Engines[i] = c.Engines[i].withDefaults()
@@ -97,8 +110,11 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// maxPods bounds a fleet, as the scheduler does.
-const maxPods = 4096
+// maxPods bounds a fleet, maxWaiting its queue, as the scheduler does.
+const (
+	maxPods    = 4096
+	maxWaiting = 16384
+)
 
 // Validate joins all that is wrong with a Config.
 func (c Config) Validate() error {
@@ -117,8 +133,14 @@ func (c Config) Validate() error {
 	bad(!(c.Lose >= 0 && c.Lose < 1), "lose %v: want a share from 0 to less than 1", c.Lose)
 	for name, d := range map[string]time.Duration{
 		"event lag": c.EventLag, "sample age": c.SampleAge, "decision lag": c.DecisionLag, "resync": c.Resync,
+		"longest wait": c.Line.Wait, "age in the queue": c.Line.Queue.Age,
 	} {
 		bad(d < 0, "%s %v: want no less than 0", name, d)
+	}
+	bad(c.Line.Queue.Length < 0 || c.Line.Queue.Length > maxWaiting, "queue of %d: want 0 to %d requests", c.Line.Queue.Length, maxWaiting)
+	bad(!(c.Line.BudgetMS > 0), "queue budget of %v ms: want more than 0", c.Line.BudgetMS)
+	for name, ms := range map[string]float64{"first token": c.Targets.TTFT, "a token": c.Targets.TPOT, "a token of prompt or output": c.Targets.TPAT, "the end": c.Targets.E2E} {
+		bad(!(ms >= 0 && ms <= 1e9), "target of %v ms for %s: want 0 to 1e9", ms, name)
 	}
 	bad(c.SampleInterval < time.Millisecond, "sample interval %v: want at least 1ms", c.SampleInterval)
 	for _, r := range c.Restarts {
@@ -156,6 +178,7 @@ type run struct {
 	pods     []*pod
 	open     int           // requests that came and have not ended
 	moved    time.Duration // when one last came or ended
+	broken   error         // why the run cannot go on
 	log      log
 }
 
@@ -266,33 +289,44 @@ func (r *run) play() error {
 			continue
 		}
 		r.calendar.step()
-		if r.calendar.now > r.moved+stall {
+		switch {
+		case r.broken != nil:
+			return r.broken
+		case r.calendar.now > r.moved+stall:
 			return fmt.Errorf("%d requests have not moved since %v: the engine model is wrong", r.open, r.moved)
 		}
 	}
 }
 
-// send places a request.
+// send places a request, or lets it wait for a place.
 func (r *run) send(q *request) error {
 	p, err := r.placer.place(q)
 	if err != nil {
 		return fmt.Errorf("request %d: %w", q.ID, err)
 	}
+	if p != nil {
+		r.deliver(q, p)
+	}
+	return nil
+}
+
+// deliver brings a request to the engine that was chosen.
+func (r *run) deliver(q *request, p *pod) {
 	if !p.fits(q) {
 		r.placer.end(q, fleet.Failed)
 		r.refuse(q)
-		return nil
+		return
 	}
 	r.log.placed(q, p)
 	if r.cfg.DecisionLag == 0 {
 		p.serve(q)
-		return nil
+		return
 	}
 	r.calendar.at(r.calendar.now+r.cfg.DecisionLag, func() { p.serve(q) })
-	return nil
 }
 
-// refuse ends a request that is too large for the engine that it came to.
+// refuse ends a request that is too large for the engine that it came to, or
+// found no place in the queue or in time.
 func (r *run) refuse(q *request) {
 	r.log.rejects++
 	r.over(q)

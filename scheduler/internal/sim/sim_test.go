@@ -11,6 +11,8 @@ import (
 
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
+	"github.com/kvscout/kvscout/scheduler/internal/line"
+	"github.com/kvscout/kvscout/scheduler/internal/queue"
 	"github.com/kvscout/kvscout/scheduler/internal/sim/arrival"
 )
 
@@ -94,6 +96,10 @@ func TestEveryRequestEndsOnce(t *testing.T) {
 			EventLag:       time.Duration(rapid.IntRange(0, 300).Draw(t, "lag")) * time.Millisecond,
 			Lose:           rapid.SampledFrom([]float64{0, 0.2}).Draw(t, "lose"),
 			Arrivals:       func(uint64) arrival.Source { return scripted(16, list...) },
+		}
+		if length := rapid.SampledFrom([]int{0, 1, 100}).Draw(t, "queue"); length > 0 {
+			wait := time.Duration(rapid.IntRange(1, 3000).Draw(t, "wait")) * time.Millisecond
+			c.Line = line.Rules{Queue: queue.Config{Length: length}, BudgetMS: 1, Wait: wait}
 		}
 		if rapid.Bool().Draw(t, "restart") {
 			c.Restarts = []Restart{{At: 700 * time.Millisecond}}

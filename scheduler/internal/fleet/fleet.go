@@ -126,11 +126,12 @@ type slot struct {
 
 // publishBreakerLocked lets readers see whether the member is left out.
 func (f *Fleet) publishBreakerLocked(s *slot) {
-	account, state := s.member.account, s.breaker.state
+	account := s.member.account
 	was := *account.failing.Load()
-	if was == state {
+	if was == s.breaker.state {
 		return
 	}
+	state := s.breaker.state
 	account.failing.Store(&state)
 	switch (Failing{}) {
 	case was:

@@ -30,7 +30,7 @@ type forecast struct {
 	mu    sync.Mutex
 	at    map[blockkey.Key]int32 // place in marks
 	marks []mark
-	free  []int32 // places in marks, which are zero
+	free  []int32   // places in marks, which are zero
 	queue []dueMark // in order of insertion, from head on
 	head  int
 }

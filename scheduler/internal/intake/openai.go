@@ -152,11 +152,12 @@ func (b *body) beginning() string {
 	}
 	at := 1
 	for at < maxBeginning {
-		if p[at] != '\\' {
+		switch {
+		case p[at] != '\\':
 			at++
-		} else if p[at+1] == 'u' {
+		case p[at+1] == 'u':
 			at += 6
-		} else {
+		default:
 			at += 2
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
+	"github.com/kvscout/kvscout/scheduler/internal/policy"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -158,6 +159,41 @@ func TestOthersKnowOfReservationsAndTheirEnd(t *testing.T) {
 	if n := a.fleet.Stats().Decisions + b.fleet.Stats().Decisions; n != 0 {
 		t.Errorf("%d decisions are left", n)
 	}
+}
+
+// A pair of members is one decision: the others charge the second one with its
+// slot, and both with the share that the request takes of a member.
+func TestOthersKnowOfSharesAndOfTheMemberThatDecodes(t *testing.T) {
+	a, b, _ := pair(t)
+	view := a.fleet.View()
+	for i := range members {
+		m := view.Members[i]
+		info := *m.Info
+		info.Labels = map[string]string{fleet.RoleLabel: []string{"prefill", "decode"}[i%2]}
+		a.fleet.Heard(m.ID, info, nil, time.Now())
+	}
+	if err := a.Use(pick.Policies{Disaggregate: 1000}); err != nil {
+		t.Fatal(err)
+	}
+	r := request(1, 8000)
+	r.Targets, r.ExpectedOutput = policy.Targets{TPOT: 100}, 100
+	d := a.pick(r)
+	if d.Decode == nil {
+		t.Fatal("no pair was chosen")
+	}
+	prefills, decodes := first(d), d.Decode.Member.Info.Name
+	own := [2]fleet.Reserved{*a.reserved(prefills), *a.reserved(decodes)}
+	if own[0].Share <= 0 || own[1].Open != 1 {
+		t.Fatalf("%+v: nothing is shown", own)
+	}
+	eventually(t, "the other has the charges of both", func() bool {
+		p, q := b.reserved(prefills), b.reserved(decodes)
+		return p.Tokens == 8000 && p.Open == 1 && q.Tokens == 0 && q.Open == 1 && p.Share == own[0].Share && q.Share == own[1].Share
+	})
+	a.Report(pick.Report{Decision: d.ID, Outcome: fleet.Finished}, time.Now())
+	eventually(t, "the end is known", func() bool {
+		return b.reserved(prefills).Open+b.reserved(decodes).Open == 0 && b.reserved(prefills).Share == 0
+	})
 }
 
 func TestOthersKnowWhatWillBeCached(t *testing.T) {

@@ -28,6 +28,7 @@ func (p *Picker) prepare(w *work, r *Request, view *fleet.View, now time.Time) {
 	w.scores = slices.Grow(w.scores[:0], n)[:n]
 	w.gauges = true
 	fresh, speeds := view.Since(view.FreshSince(now)), p.speeds.fitted.Load()
+	held := p.stock.counted()
 	var busy, known float64
 	for i := range w.candidates {
 		c := &w.candidates[i]
@@ -48,7 +49,7 @@ func (p *Picker) prepare(w *work, r *Request, view *fleet.View, now time.Time) {
 		at.Speed = c.speed
 		at.BlockSize = seat.BlockSize
 		at.Capacity = seat.Blocks * seat.BlockSize
-		at.Room = p.stock.room(c.member)
+		at.Room = room(held, seat)
 		at.Sent = has.sent
 		at.Draw, at.History = 0, nil
 	}

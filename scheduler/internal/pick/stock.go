@@ -52,12 +52,19 @@ func (s *stock) count(view *fleet.View, x *index.Index, now time.Time) {
 	}
 }
 
-// room is the number of tokens that a member can take without pushing anything
-// out; 0 where its capacity is not known.
-func (s *stock) room(m *fleet.Member) int {
-	held := s.held.Load()
-	if held == nil || int(m.ID) >= len(*held) {
+// room is the number of tokens that a member with so much held can take without
+// pushing anything out; 0 where its capacity is not known.
+func room(held []int, m *fleet.Seat) int {
+	if int(m.ID) >= len(held) {
 		return 0
 	}
-	return max(0, int(m.Info.Blocks)-(*held)[m.ID]) * max(0, m.Info.BlockSize)
+	return max(0, m.Blocks-held[m.ID]) * m.BlockSize
+}
+
+// counted is what each member held when stock was last taken, by number.
+func (s *stock) counted() []int {
+	if held := s.held.Load(); held != nil {
+		return *held
+	}
+	return nil
 }

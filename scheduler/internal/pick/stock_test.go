@@ -20,9 +20,11 @@ func TestStockCountsRoomAndReuse(t *testing.T) {
 	b.stock.decided(900, 300)
 	b.Tick(t0)
 	view := b.fleet.View()
-	for id, want := range map[fleet.ID]int{roomy: 60 * 16, full: 0, blank: 0} {
-		if got := b.stock.room(view.Member(id)); got != want {
-			t.Errorf("%s has room for %d tokens, want %d", view.Member(id).Info.Name, got, want)
+	want := map[string]int{"roomy": 60 * 16, "full": 0, "blank": 0}
+	for i := range view.Seats {
+		seat := &view.Seats[i]
+		if got := room(b.stock.counted(), seat); got != want[seat.Member.Info.Name] {
+			t.Errorf("%s has room for %d tokens", seat.Member.Info.Name, got)
 		}
 	}
 	reuse := func() float64 { return math.Float64frombits(b.stock.reuse.Load()) }

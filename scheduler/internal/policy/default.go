@@ -70,16 +70,17 @@ func Estimate(r *Round) {
 		if !(output > 0) {
 			output = c.Speed.OutputTokens
 		}
-		cost := Cost{
-			Wait:    c.Load.WaitMS + c.memoryWait(missing),
-			Load:    float64(c.Host)*c.Speed.Load(c.Speed.HostMS) + float64(c.Disk)*c.Speed.Load(c.Speed.DiskMS),
-			Prefill: prefill,
-			Miss:    (miss + c.memoryPrice()) * missing,
-			Evict:   evict * max(0, missing-float64(c.Room)),
-			Decode:  c.Load.Requests * (decodeWeight*output*c.Speed.StepRequestMS + stallWeight*prefill),
+		cost := &r.Costs[i] // written in place: a copy of it would wait for the stores
+		cost.Wait = c.Load.WaitMS + c.memoryWait(missing)
+		cost.Load = 0
+		if c.Host+c.Disk > 0 {
+			cost.Load = float64(c.Host)*c.Speed.Load(c.Speed.HostMS) + float64(c.Disk)*c.Speed.Load(c.Speed.DiskMS)
 		}
+		cost.Prefill = prefill
+		cost.Miss = (miss + c.memoryPrice()) * missing
+		cost.Evict = evict * max(0, missing-float64(c.Room))
+		cost.Decode = c.Load.Requests * (decodeWeight*output*c.Speed.StepRequestMS + stallWeight*prefill)
 		least = min(least, cost.Decode)
-		r.Costs[i] = cost
 	}
 	for i := range r.Costs {
 		c := &r.Costs[i]

@@ -60,6 +60,7 @@ func Estimate(r *Round) {
 	token := meanToken(r.Candidates)
 	miss := price(r) * token
 	evict := tailWeight * max(r.Reuse, 0) * token
+	memory := memoryKnown(r.Candidates)
 	least := math.Inf(1)
 	for i := range r.Candidates {
 		c := &r.Candidates[i]
@@ -71,13 +72,16 @@ func Estimate(r *Round) {
 			output = c.Speed.OutputTokens
 		}
 		cost := &r.Costs[i] // written in place: a copy of it would wait for the stores
-		cost.Wait = c.Load.WaitMS + c.memoryWait(missing)
+		cost.Wait, cost.Miss = c.Load.WaitMS, miss*missing
+		if memory {
+			cost.Wait += c.memoryWait(missing)
+			cost.Miss += c.memoryPrice() * missing
+		}
 		cost.Load = 0
 		if c.Host+c.Disk > 0 {
 			cost.Load = float64(c.Host)*c.Speed.Load(c.Speed.HostMS) + float64(c.Disk)*c.Speed.Load(c.Speed.DiskMS)
 		}
 		cost.Prefill = prefill
-		cost.Miss = (miss + c.memoryPrice()) * missing
 		cost.Evict = evict * max(0, missing-float64(c.Room))
 		cost.Decode = c.Load.Requests * (decodeWeight*output*c.Speed.StepRequestMS + stallWeight*prefill)
 		least = min(least, cost.Decode)
@@ -89,13 +93,24 @@ func Estimate(r *Round) {
 	}
 }
 
+// memoryKnown tells whether the use of memory is known of all. Otherwise it
+// counts for none: who does not say would look best.
+func memoryKnown(list []Candidate) bool {
+	for i := range list {
+		if c := &list[i]; !(c.Load.KVUsage >= 0) || c.Capacity <= 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // memoryWait is the time in ms until running requests have given back the
 // cache memory that a request needs to begin. Every one that ends lets one that
 // waits begin.
 func (c *Candidate) memoryWait(missing float64) float64 {
 	used := c.Load.KVUsage * float64(c.Capacity)
-	if !(used > 0) || used+c.Load.Tokens+missing <= float64(c.Capacity) {
-		return 0 // or not known
+	if used+c.Load.Tokens+missing <= float64(c.Capacity) {
+		return 0
 	}
 	running := max(c.Load.Requests-c.Load.Waiting, 1)
 	return (c.Load.Waiting + 1) / running * c.residence()
@@ -115,9 +130,6 @@ func (c *Candidate) residence() float64 {
 func (c *Candidate) memoryPrice() float64 {
 	capacity := float64(c.Capacity)
 	u := min(c.Load.KVUsage+c.Load.Tokens/capacity, maxUsage)
-	if !(u > 0) || c.Capacity <= 0 {
-		return 0 // or not known
-	}
 	requests := capacity / max(c.Speed.PromptTokens+c.Speed.OutputTokens, 1)
 	return power(u, int(math.Sqrt(2*(requests+1)))) / (1 - u) * c.residence() / capacity
 }

@@ -95,7 +95,6 @@ func TestCostByPart(t *testing.T) {
 				{Uncached: 2000, Capacity: 10_000, Room: 2000, Load: Load{KVUsage: 0.8, Tokens: 2000}, Speed: speed()},
 				{Uncached: 2000, Capacity: 10_000, Room: 2000, Load: Load{KVUsage: 0.8}, Speed: speed()},
 				{Uncached: 2000, Capacity: 10_000, Room: 2000, Load: Load{KVUsage: 0.4}, Speed: speed()},
-				{Uncached: 2000, Capacity: 10_000, Room: 2000, Load: Load{KVUsage: math.NaN(), Tokens: 9000}, Speed: speed()},
 			},
 			// A request holds its memory for 100 steps of 10.025 ms, and nine fit:
 			// a token costs 0.10025 ms times u^4/(1-u), u at most 0.97.
@@ -103,8 +102,14 @@ func TestCostByPart(t *testing.T) {
 				{Total: 1202.5 + 200.5*0.88529281/0.03, Wait: 1002.5, Prefill: 200, Miss: 200.5 * 0.88529281 / 0.03},
 				{Total: 200 + 200.5*0.4096/0.2, Prefill: 200, Miss: 200.5 * 0.4096 / 0.2},
 				{Total: 200 + 200.5*0.0256/0.6, Prefill: 200, Miss: 200.5 * 0.0256 / 0.6},
-				{Total: 200, Prefill: 200},
 			},
+		},
+		{"memory that one does not tell of counts for none", 0,
+			[]Candidate{
+				{Uncached: 2000, Capacity: 10_000, Room: 2000, Load: Load{KVUsage: 0.9}, Speed: speed()},
+				{Uncached: 2000, Capacity: 10_000, Room: 2000, Load: Load{KVUsage: math.NaN()}, Speed: speed()},
+			},
+			[]Cost{{Total: 200, Prefill: 200}, {Total: 200, Prefill: 200}},
 		},
 		{"decode is what a member costs more than the least", 0,
 			[]Candidate{

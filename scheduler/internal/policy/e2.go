@@ -25,7 +25,7 @@ func (e *e2) score(r *Round, scores []float64) {
 		length = max(length, c.cached()+c.Uncached)
 	}
 	exploit := r.Moved || best > 0 && float64(best) > e.share*float64(length)
-	decode := decodePerToken(r.Candidates)
+	answer, token := meanAnswer(r.Candidates)
 	for i := range scores {
 		c := &r.Candidates[i]
 		s := c.Speed
@@ -33,7 +33,7 @@ func (e *e2) score(r *Round, scores []float64) {
 		if h == nil {
 			h = &nothing
 		}
-		scores[i] = s.Time(h.Lately) + c.Load.Requests*decode*s.B + s.Time(h.Victims) +
+		scores[i] = s.Time(h.Lately) + c.Load.Requests*answer*(s.B/token) + s.Time(h.Victims) +
 			s.Prefill(float64(max(c.Uncached, 1)), float64(c.cached()))
 		if holds := c.cached() == best && !r.Moved; exploit && !holds && !h.Placed {
 			scores[i] += last
@@ -43,12 +43,13 @@ func (e *e2) score(r *Round, scores []float64) {
 
 var nothing History
 
-// decodePerToken is the time of a mean answer in ms, by the candidates' mean,
-// for each ms that a token takes in prefill. How long answers are is a matter
-// of the prompts, and the time between tokens depends on the load, which counts
-// already: what is a member's own in it is taken to be as in its prefill.
-func decodePerToken(list []Candidate) float64 {
-	var output, step, token float64
+// meanAnswer is the time of a mean answer, summed over the candidates, and of
+// a token in prefill, likewise, in ms. How long answers are is a matter of the
+// prompts, and the time between tokens depends on the load, which counts
+// already: what is a member's own in it is taken to be as in its prefill, which
+// is a share of the sum and never overflows.
+func meanAnswer(list []Candidate) (answer, token float64) {
+	var output, step float64
 	for i := range list {
 		s := list[i].Speed
 		output += s.OutputTokens
@@ -56,7 +57,7 @@ func decodePerToken(list []Candidate) float64 {
 		token += s.B
 	}
 	if token <= 0 {
-		return 0
+		return 0, 1
 	}
-	return output / float64(len(list)) * step / token
+	return output / float64(len(list)) * step, token
 }

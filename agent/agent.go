@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"sync"
@@ -18,12 +19,16 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvscout/kvscout/agent/internal/publish"
 	"github.com/kvscout/kvscout/agent/internal/vllm"
+	"github.com/kvscout/kvscout/protocol/admin"
+	"github.com/kvscout/kvscout/protocol/logging"
+	"github.com/kvscout/kvscout/protocol/settings"
 	"github.com/kvscout/kvscout/protocol/telemetry"
 )
 
@@ -35,12 +40,14 @@ type Agent struct {
 	tracers    trace.TracerProvider
 	propagator propagation.TextMapPropagator
 	cfg        Config
+	limit      *logging.Limiter // in cfg.Log
 	engine     *vllm.Engine
 	watch      *watch
 	conn       atomic.Pointer[nats.Conn]
 	refused    *refusals
 	admin      atomic.Pointer[net.Addr]
 	audits     audits
+	hungUp     atomic.Uint64 // connections for probes
 
 	mu     sync.Mutex // guards ranks
 	active map[*rank]*activity
@@ -58,14 +65,18 @@ func New(cfg Config) (*Agent, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	given := cfg
 	cfg = cfg.withDefaults()
-	engine, err := vllm.NewEngine(vllm.EngineConfig{URL: cfg.Engine, Key: cfg.EngineAPIKey})
+	limit := logging.Limit(cfg.Log.Handler())
+	cfg.Log = slog.New(limit)
+	cfg.logIdentity(given)
+	engine, err := vllm.NewEngine(vllm.EngineConfig{URL: cfg.Engine, Key: cfg.EngineAPIKey, Within: cfg.ProbeTimeout})
 	if err != nil {
 		return nil, err
 	}
-	a := &Agent{cfg: cfg, engine: engine, active: make(map[*rank]*activity)}
+	a := &Agent{cfg: cfg, limit: limit, engine: engine, active: make(map[*rank]*activity)}
 	a.refused = newRefusals(cfg.Log.With("room", "nats"), cfg.Heartbeat)
-	a.watch = &watch{cfg: &a.cfg, engine: engine, ranks: make(map[int]*rank)}
+	a.watch = &watch{cfg: &a.cfg, engine: engine, ranks: make(map[int]*rank), missing: make(map[int]int), over: make(map[int]vllm.Source)}
 	return a, nil
 }
 
@@ -73,8 +84,10 @@ func New(cfg Config) (*Agent, error) {
 // nor the engine need be there; both may go and come back. It may be called
 // once.
 func (a *Agent) Run(ctx context.Context) (err error) {
+	defer a.limit.Start()()
 	defer a.engine.Close()
-	tel, err := telemetry.New(ctx, telemetry.Config{Service: "kvscout-agent", Version: a.cfg.Version})
+	tel, err := telemetry.New(ctx, telemetry.Config{Service: "kvscout-agent", Version: a.cfg.Version, Log: a.cfg.Log,
+		Attributes: []attribute.KeyValue{attribute.String(telemetry.AttrInstance, a.cfg.Namespace+"/"+a.cfg.PodUID)}})
 	if err != nil {
 		return err
 	}
@@ -90,8 +103,8 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		return fmt.Errorf("metrics: %w", err)
 	}
 	var listener net.Listener
-	if a.cfg.Listen != "" {
-		if listener, err = net.Listen("tcp", a.cfg.Listen); err != nil {
+	if a.cfg.AdminAddress != "" {
+		if listener, err = net.Listen("tcp", a.cfg.AdminAddress); err != nil {
 			return fmt.Errorf("listen for probes: %w", err)
 		}
 		defer listener.Close()
@@ -114,8 +127,9 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		return a.start(ctx, g, n, id, source, now)
 	}
 	a.watch.retire = a.retire
-	g.Go(func() error { return a.watch.run(ctx) })
+	g.Go(func() error { a.watch.run(ctx); return nil })
 	g.Go(func() error { a.refused.watch(ctx, conn); return nil })
+	g.Go(func() error { a.watchAddress(ctx, conn); return nil })
 	g.Go(func() error {
 		select {
 		case <-ctx.Done():
@@ -128,7 +142,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		g.Go(func() error { a.audit(ctx); return nil })
 	}
 	if listener != nil {
-		server := &http.Server{Handler: a.handler(tel.Handler()), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second}
+		server := admin.Server(a.handler(tel.Handler()), &a.hungUp)
 		g.Go(func() error {
 			if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 				return fmt.Errorf("serve probes: %w", err)
@@ -149,12 +163,13 @@ func (a *Agent) start(ctx context.Context, g *errgroup.Group, n int, id identity
 	if err != nil {
 		return nil, err
 	}
-	log := a.cfg.Log.With("rank", n)
+	log := a.cfg.Log.With("member", member)
 	r := newRank(n, member, id, log)
+	r.engine = settings.RedactURLs(a.cfg.Engine)
 	r.source = source
 	r.describe(a.watch.info(n), "")
 	r.emptied = now
-	r.life.reset = resetWatch{known: now.Known, count: now.Resets}
+	r.life.reset = resetWatch{counted: now}
 	if a.cfg.Audit > 0 {
 		r.heads = new(heads)
 	}
@@ -165,7 +180,7 @@ func (a *Agent) start(ctx context.Context, g *errgroup.Group, n int, id identity
 		known = keep.load(now)
 	}
 	r.tail, err = vllm.NewTail(vllm.TailConfig{
-		Endpoint: source.Endpoint, Replay: source.Replay, Bind: a.cfg.EventsBind, Topic: source.Topic,
+		Endpoint: source.Endpoint, Replay: source.Replay, Bind: a.cfg.EventsBind, Topic: a.cfg.Topic,
 		Known: known, Sink: r, Log: log,
 	})
 	if err != nil {
@@ -183,13 +198,11 @@ func (a *Agent) start(ctx context.Context, g *errgroup.Group, n int, id identity
 	a.mu.Lock()
 	a.active[r] = &activity{publisher: p, keeper: keep, stop: stop}
 	a.mu.Unlock()
-	log.Info("following the engine", "member", member, "events", source.Endpoint, "replay", source.Replay, "model", id.model)
+	log.Info("following the engine", "events", source.Endpoint, "unusable", source.Unusable, "replay", source.Replay, "model", id.model)
 	rest := make(chan struct{})
 	g.Go(func() error {
 		defer close(rest)
-		if err := r.tail.Run(ctx); err != nil {
-			return fmt.Errorf("rank %d: %w", n, err)
-		}
+		r.tail.Run(ctx)
 		return nil
 	})
 	if keep != nil {
@@ -223,6 +236,17 @@ func (a *Agent) publisherStats(r *rank) publish.Stats {
 		return publish.Stats{}
 	}
 	return act.publisher.Stats()
+}
+
+// opinions are what schedulers make of a rank.
+func (a *Agent) opinions(r *rank) []publish.Opinion {
+	a.mu.Lock()
+	act := a.active[r]
+	a.mu.Unlock()
+	if act == nil {
+		return nil
+	}
+	return act.publisher.Opinions()
 }
 
 // keeperOf keeps a rank's state file; nil when nobody does.

@@ -1,10 +1,12 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -20,6 +22,7 @@ import (
 
 	"github.com/kvscout/kvscout/agent/internal/vllm"
 	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/protocol/settings"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -146,7 +149,7 @@ func eventually(t *testing.T, what string, condition func() bool) {
 
 func runAgent(t *testing.T, cfg Config) (a *Agent, stop func()) {
 	t.Helper()
-	cfg.Pool, cfg.Pod, cfg.Heartbeat, cfg.Probe, cfg.Listen = "blue", "p", 20*time.Millisecond, 20*time.Millisecond, "127.0.0.1:0"
+	cfg.Pool, cfg.Pod, cfg.Heartbeat, cfg.Probe, cfg.AdminAddress = "blue", "p", 20*time.Millisecond, 20*time.Millisecond, "127.0.0.1:0"
 	a, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -184,7 +187,8 @@ func TestAgentAnnouncesEveryRank(t *testing.T) {
 	e := newEngineStub(t)
 	url := startNATS(t, -1).ClientURL()
 	h := listen(t, url)
-	a, stop := runAgent(t, Config{NATSURL: url, Engine: e.URL, Address: "10.0.0.1:8000"})
+	a, stop := runAgent(t, Config{NATSURL: url, Engine: e.URL, Address: "10.0.0.1:8000",
+		Told: []settings.Setting{{Name: "pod"}, {Name: "probe", Value: "1s"}}})
 
 	eventually(t, "heartbeat with load", func() bool { return h.of("default_p_0").GetLoad().GetRunning() == 1 })
 	beat := h.of("default_p_0")
@@ -201,8 +205,11 @@ func TestAgentAnnouncesEveryRank(t *testing.T) {
 
 	status, text := fetch(t, a, "/readyz")
 	var s Status
-	if err := json.Unmarshal([]byte(text), &s); err != nil || status != http.StatusServiceUnavailable || s.Ready || s.Reason == "" || len(s.Ranks) != 2 {
+	if err := json.Unmarshal([]byte(text), &s); err != nil || status != http.StatusOK || !s.Ready || s.Believed || s.Reason == "" || len(s.Ranks) != 2 {
 		t.Errorf("%d %s, %v", status, text, err)
+	}
+	if status, text := fetch(t, a, "/config"); status != http.StatusOK || !strings.Contains(text, "pod: "+a.cfg.Pod+"\n") || !strings.Contains(text, "probe: 1s\n") {
+		t.Errorf("/config says %d\n%s", status, text)
 	}
 	if status, _ := fetch(t, a, "/healthz"); status != http.StatusOK {
 		t.Errorf("/healthz: %d", status)
@@ -251,7 +258,7 @@ func TestAgentOutlivesNATS(t *testing.T) {
 	url := fmt.Sprintf("nats://127.0.0.1:%d", port)
 	a, _ := runAgent(t, Config{NATSURL: url, Engine: e.URL})
 	eventually(t, "rank without NATS", func() bool { return len(a.Status().Ranks) == 1 })
-	if s := a.Status(); s.Ready || !strings.Contains(s.Reason, "NATS") {
+	if s := a.Status(); s.Believed || !strings.Contains(s.Reason, "NATS") {
 		t.Errorf("%+v", s)
 	}
 	for range 2 {
@@ -292,33 +299,52 @@ func TestReloadedAdapterIsPurged(t *testing.T) {
 }
 
 func TestSourceOfARank(t *testing.T) {
-	learned := map[int]vllm.Source{0: {Endpoint: "tcp://10.0.0.1:40000"}, 1: {Endpoint: "tcp://10.0.0.1:40007"}}
+	learned := map[int]vllm.Source{0: {Endpoint: "tcp://h:40000", Replay: "tcp://h:40100"}, 1: {Endpoint: "tcp://h:40007"}, 2: {Unusable: "a riddle"}}
 	for _, c := range []struct {
 		name           string
 		cfg            Config
 		rank           int
-		known          bool
+		said           bool
+		unread         string
 		events, replay string
+		unusable       bool
+		warned         bool
 	}{
-		{"defaults", Config{}, 0, false, "tcp://h:5557", "tcp://h:5657"},
-		{"defaults of a later rank", Config{}, 2, false, "tcp://h:5559", "tcp://h:5659"},
-		{"as the engine says", Config{}, 1, true, "tcp://10.0.0.1:40007", ""},
-		{"as configured", Config{Events: "tcp://x:7000", Replay: "tcp://x:8000"}, 1, true, "tcp://x:7001", "tcp://x:8001"},
-		{"without replay", Config{Events: "tcp://x:7000", Replay: NoReplay}, 0, false, "tcp://x:7000", ""},
-		{"listening", Config{Events: "tcp://*:7000", EventsBind: true}, 1, false, "tcp://*:7001", "tcp://h:7101"},
+		{name: "defaults", events: "tcp://h:5557", replay: "tcp://h:5657"},
+		{name: "defaults of a later rank", rank: 2, events: "tcp://h:5559", replay: "tcp://h:5659"},
+		{name: "as the engine says", rank: 1, said: true, events: "tcp://h:40007"},
+		{name: "as configured", cfg: Config{Events: "tcp://x:7000", Replay: "tcp://x:8000"}, rank: 1, events: "tcp://x:7001", replay: "tcp://x:8001"},
+		{name: "the engine knows better", cfg: Config{Events: "tcp://x:7000", Replay: "tcp://x:8000"}, rank: 0, said: true, events: "tcp://h:40000", replay: "tcp://h:40100", warned: true},
+		{name: "the engine has no such replay", cfg: Config{Events: "tcp://x:40006", Replay: "tcp://x:8000"}, rank: 1, said: true, events: "tcp://x:40007", warned: true},
+		{name: "the same socket under another name", cfg: Config{Events: "tcp://x:40000", Replay: "tcp://x:40100"}, rank: 0, said: true, events: "tcp://x:40000", replay: "tcp://x:40100"},
+		{name: "without replay", cfg: Config{Events: "tcp://x:7000", Replay: NoReplay}, events: "tcp://x:7000"},
+		{name: "without replay, as the engine says", cfg: Config{Replay: NoReplay}, said: true, events: "tcp://h:40000"},
+		{name: "listening", cfg: Config{Events: "tcp://*:7000", EventsBind: true}, rank: 1, said: true, events: "tcp://*:7001", replay: "tcp://h:7101"},
+		{name: "nothing that could be used", rank: 2, said: true, unusable: true},
+		{name: "nothing that could be used, whatever is configured", cfg: Config{Events: "tcp://x:7000"}, rank: 2, said: true, unusable: true, warned: true},
+		{name: "a rank without events", rank: 3, said: true, unusable: true},
+		{name: "a riddle", said: true, unread: "not JSON", unusable: true},
+		{name: "a riddle, and configured", cfg: Config{Events: "tcp://x:7000"}, said: true, unread: "not JSON", events: "tcp://x:7000", replay: "tcp://h:7100"},
+		{name: "a socket file has no ranks", cfg: Config{Events: "ipc:///x"}, rank: 1, unusable: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			c.cfg.NATSURL, c.cfg.Engine = "nats://n:1", "http://h:9000"
+			var log bytes.Buffer
+			c.cfg.NATSURL, c.cfg.Engine, c.cfg.Log = "nats://n:1", "http://h:9000", slog.New(slog.NewTextHandler(&log, nil))
 			a, err := New(c.cfg)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if c.known {
+			a.watch.said, a.watch.unread = c.said, c.unread
+			if c.said && c.unread == "" {
 				a.watch.sources = learned
 			}
-			s, err := a.watch.source(c.rank)
-			if err != nil || s.Endpoint != c.events || s.Replay != c.replay {
-				t.Errorf("%+v, %v", s, err)
+			s := a.watch.source(c.rank)
+			if s.Endpoint != c.events || s.Replay != c.replay || (s.Unusable != "") != c.unusable {
+				t.Errorf("%+v", s)
+			}
+			again := a.watch.source(c.rank)
+			if n := strings.Count(log.String(), "level=WARN"); again != s || n != map[bool]int{true: 1}[c.warned] {
+				t.Errorf("warned %d times; %+v\n%s", n, again, log.String())
 			}
 		})
 	}

@@ -8,12 +8,14 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/kvscout/kvscout/agent/internal/vllm"
 	"github.com/kvscout/kvscout/protocol"
+	"github.com/kvscout/kvscout/protocol/settings"
 )
 
 // NoReplay as Config.Replay says that the engine has no replay socket.
@@ -56,7 +58,8 @@ type Config struct {
 	BlockSize int
 
 	// Namespace, Pod and PodUID name the member. "default"; the host's name,
-	// with the engine's port behind it if that is not 8000; like Pod.
+	// with the engine's port behind it if that is not 8000; like Pod. What no
+	// member's name can hold protocol.Identity replaces.
 	Namespace, Pod, PodUID string
 	// Address that requests are sent to, host:port; the engine's, on PodIP if
 	// that is known.
@@ -73,18 +76,32 @@ type Config struct {
 	// more. Empty: nothing is kept.
 	StateDir string
 
+	// Speculative is the engine's method of speculative decoding, as given to its
+	// --speculative-config, or "none"; empty: as the engine tells.
+	Speculative string
+	// AttentionChunk of a model with chunked-local attention, in tokens; 0: as
+	// the engine tells.
+	AttentionChunk int
 	// Audit is the time between two audits, which ask the engine while it is
 	// idle for one token, to see whether a prefix believed held really is. 0:
 	// none. While it is on, the tokens of a few first blocks are kept in memory.
 	Audit time.Duration
 
-	// Listen is the address of /healthz, /readyz and /metrics; empty: none.
-	Listen string
+	// AdminAddress of /healthz, /readyz, /believed, /metrics and /config; empty: none.
+	AdminAddress string
 	// Heartbeat is the time between two signs of life; 300 ms. Schedulers doubt
 	// who misses three of them.
 	Heartbeat time.Duration
 	// Probe is the time between two looks at the engine's metrics; 1 s.
 	Probe time.Duration
+	// ProbeTimeout is how long the engine may take to answer one; 2 s.
+	// ProbeFailures in a row make a member unreachable, which is then not
+	// chosen; 3.
+	ProbeTimeout  time.Duration
+	ProbeFailures int
+	// Told is what the program was told, by name and without secrets, to be shown
+	// at /config; empty: nothing.
+	Told []settings.Setting
 	// Version of the program, for telemetry.
 	Version string
 	// Log; nil: nothing is logged.
@@ -111,10 +128,28 @@ const (
 	roleLabel = "kvscout.role"
 )
 
+// Settings are what is in force, by name and without secrets: what the program
+// was told, with what became of what it was not.
+func (c Config) Settings() []settings.Setting {
+	d := c.withDefaults()
+	list := slices.Clone(c.Told)
+	for i := range list {
+		switch s := &list[i]; s.Name {
+		case "pod":
+			s.Value = d.Pod
+		case "pod-uid":
+			s.Value = d.PodUID
+		case "address":
+			s.Value = d.Address
+		}
+	}
+	return list
+}
+
 // Defaults returns a Config with every default filled in that does not depend
 // on another value.
 func Defaults() Config {
-	return Config{Pool: "default", Engine: defaultEngine, Namespace: "default", Heartbeat: protocol.HeartbeatEvery, Probe: time.Second}
+	return Config{Pool: "default", Engine: defaultEngine, Namespace: "default", Heartbeat: protocol.HeartbeatEvery, Probe: time.Second, ProbeTimeout: 2 * time.Second, ProbeFailures: 3}
 }
 
 func (c Config) withDefaults() Config {
@@ -124,6 +159,8 @@ func (c Config) withDefaults() Config {
 	c.Namespace = cmp.Or(c.Namespace, d.Namespace)
 	c.Heartbeat = cmp.Or(c.Heartbeat, d.Heartbeat)
 	c.Probe = cmp.Or(c.Probe, d.Probe)
+	c.ProbeTimeout = cmp.Or(c.ProbeTimeout, d.ProbeTimeout)
+	c.ProbeFailures = cmp.Or(c.ProbeFailures, d.ProbeFailures)
 	port := ""
 	if u, err := url.Parse(c.Engine); err == nil {
 		port = u.Port()
@@ -141,7 +178,8 @@ func (c Config) withDefaults() Config {
 			c.Pod += "-" + port
 		}
 	}
-	c.PodUID = cmp.Or(c.PodUID, c.Pod)
+	id := protocol.Identity(c.Namespace, cmp.Or(c.PodUID, c.Pod), 0)
+	c.Namespace, c.PodUID = id.Namespace, id.PodUID
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -152,93 +190,112 @@ func (c Config) withDefaults() Config {
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	var errs []error
-	bad := func(key, format string, v ...any) {
-		errs = append(errs, fmt.Errorf("%s: %s", key, fmt.Sprintf(format, v...)))
+	bad := func(name, example, format string, v ...any) {
+		errs = append(errs, &settings.Error{Name: name, Why: fmt.Sprintf(format, v...), Example: example})
 	}
 	if c.NATSURL == "" {
-		bad("NATSURL", "is missing; it looks like nats://host:4222")
+		bad("nats-url", "nats://nats:4222", "is missing")
 	}
 	for part := range strings.SplitSeq(c.NATSURL, ",") {
 		// The URL may hold a password: it is never quoted.
 		if u, err := url.Parse(strings.TrimSpace(part)); c.NATSURL != "" && (err != nil || u.Host == "" ||
 			u.Scheme != "nats" && u.Scheme != "tls" && u.Scheme != "ws" && u.Scheme != "wss") {
-			bad("NATSURL", "must look like nats://host:4222")
+			bad("nats-url", "nats://nats:4222", "must look like nats://host:4222")
 		}
 	}
 	if c.NATSCredentials != "" && c.NATSSeed != "" {
-		bad("NATSSeed", "and NATSCredentials are two ways to say who we are; set one")
+		bad("nats-seed", "", "and -nats-credentials are two ways to say who we are; set one")
 	}
-	if (c.NATSTLS.Cert == "") != (c.NATSTLS.Key == "") {
-		bad("NATSTLS", "Cert and Key belong together")
+	switch {
+	case c.NATSTLS.Cert != "" && c.NATSTLS.Key == "":
+		bad("nats-tls-key", "/etc/kvscout/tls.key", "is missing: -nats-tls-cert is set, and the two belong together")
+	case c.NATSTLS.Cert == "" && c.NATSTLS.Key != "":
+		bad("nats-tls-cert", "/etc/kvscout/tls.crt", "is missing: -nats-tls-key is set, and the two belong together")
 	}
 	if _, err := protocol.NewSubjects(c.Pool); err != nil {
-		bad("Pool", "%v", err)
+		bad("pool", "default", "%v", err)
 	}
 	if _, err := vllm.NewEngine(vllm.EngineConfig{URL: c.Engine}); err != nil {
-		bad("Engine", "%v", err)
+		bad("engine", "http://127.0.0.1:8000", "%v", err)
 	}
 	if c.Events == "" && c.EventsBind {
-		bad("Events", "must name the address to listen on when EventsBind is set")
+		bad("events", "tcp://127.0.0.1:5557", "must name the address to listen on with -events-mode bind")
 	}
-	for _, e := range []struct{ key, value string }{{"Events", c.Events}, {"Replay", c.Replay}} {
-		if e.value == "" || e.key == "Replay" && e.value == NoReplay {
+	for _, e := range []struct{ name, example, value string }{{"events", "tcp://127.0.0.1:5557", c.Events}, {"replay", "tcp://127.0.0.1:5657", c.Replay}} {
+		if e.value == "" || e.name == "replay" && e.value == NoReplay {
 			continue
 		}
-		if err := vllm.CheckEndpoint(e.value, e.key == "Events" && c.EventsBind); err != nil {
-			bad(e.key, "%v", err)
+		if err := vllm.CheckEndpoint(e.value, e.name == "events" && c.EventsBind); err != nil {
+			bad(e.name, e.example, "%v", err)
 		}
 	}
-	if _, err := c.member(0); err != nil {
-		bad("Namespace, PodUID", "%v", err)
-	}
 	if c.Address != "" {
-		if host, port, err := net.SplitHostPort(c.Address); err != nil || host == "" || port == "" {
-			bad("Address", "%q is not host:port", c.Address)
+		if _, err := protocol.ParseAddress(c.Address); err != nil {
+			bad("address", "10.0.0.7:8000", "%v", err)
+		}
+	} else if engine, err := vllm.NewEngine(vllm.EngineConfig{URL: c.Engine}); err == nil {
+		if _, err := protocol.ParseAddress(engine.Address()); err != nil {
+			bad("address", "10.0.0.7:8000", "is not set, and that of -engine cannot be announced: %v", err)
 		}
 	}
 	if len(c.Labels) > maxLabels {
-		bad("Labels", "%d of them, at most %d", len(c.Labels), maxLabels)
+		bad("label", "kvscout.gpu=H100", "%d of them, at most %d", len(c.Labels), maxLabels)
 	}
 	for key, value := range c.Labels {
 		if key == "" || len(key)+len(value) > maxLabel || !utf8.ValidString(key+value) {
-			bad("Labels", "%.80q: a label is text of at most %d bytes with a key", key, maxLabel)
+			bad("label", "kvscout.gpu=H100", "%.80q: a label is text of at most %d bytes with a key", key, maxLabel)
 		}
 	}
 	switch role := c.Labels[roleLabel]; role {
 	case "", "prefill", "decode", "both":
 	default:
-		bad("Labels", "%s is %.80q: it must be prefill, decode or both", roleLabel, role)
+		bad("label", "kvscout.gpu=H100", "%s is %.80q: it must be prefill, decode or both", roleLabel, role)
 	}
-	if c.Listen != "" {
-		if _, _, err := net.SplitHostPort(c.Listen); err != nil {
-			bad("Listen", "%v", err)
+	if c.AdminAddress != "" {
+		if _, _, err := net.SplitHostPort(c.AdminAddress); err != nil {
+			bad("admin-address", "127.0.0.1:9478", "%v", err)
 		}
 	}
 	if c.BlockSize < 0 || c.BlockSize > 1<<20 {
-		bad("BlockSize", "%d is not between 0 and %d", c.BlockSize, 1<<20)
+		bad("block-size", "16", "%d is not between 0 and %d", c.BlockSize, 1<<20)
 	}
 	if c.Heartbeat < 10*time.Millisecond || c.Heartbeat > time.Minute {
-		bad("Heartbeat", "%v is not between 10ms and 1m", c.Heartbeat)
+		bad("heartbeat", "300ms", "%v is not between 10ms and 1m", c.Heartbeat)
+	}
+	if _, known := dropOf(c.Speculative); !known {
+		bad("speculative", "eagle3", "%q is no method that is known: eagle, eagle3, mtp, ngram, draft_model, medusa, suffix or none", c.Speculative)
+	}
+	if c.AttentionChunk < 0 {
+		bad("attention-chunk", "8192", "%d is negative", c.AttentionChunk)
 	}
 	if c.Audit != 0 && (c.Audit < 10*time.Millisecond || c.Audit > 24*time.Hour) {
-		bad("Audit", "%v is neither 0 nor between 10ms and 24h", c.Audit)
+		bad("audit", "1m", "%v is neither 0 nor between 10ms and 24h", c.Audit)
+	}
+	if c.ProbeTimeout < 10*time.Millisecond || c.ProbeTimeout > time.Minute {
+		bad("probe-timeout", "2s", "%v is not between 10ms and 1m", c.ProbeTimeout)
+	}
+	if c.ProbeFailures < 1 || c.ProbeFailures > 1000 {
+		bad("probe-failures", "3", "%d is not between 1 and 1000", c.ProbeFailures)
 	}
 	if c.Probe < 10*time.Millisecond || c.Probe > time.Minute {
-		bad("Probe", "%v is not between 10ms and 1m", c.Probe)
+		bad("probe", "1s", "%v is not between 10ms and 1m", c.Probe)
 	}
 	return errors.Join(errs...)
 }
 
-// member is the name of a rank. What a subject does not allow becomes '-'.
-func (c Config) member(rank int) (string, error) {
-	clean := func(s string) string {
-		return strings.Map(func(r rune) rune {
-			switch {
-			case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9', r == '-':
-				return r
-			}
-			return '-'
-		}, s)
+// logIdentity says what became of names that no member's name can hold: rights
+// at NATS must name what they became.
+func (c Config) logIdentity(given Config) {
+	for _, n := range []struct{ what, given, used string }{
+		{"namespace", given.Namespace, c.Namespace}, {"pod uid", cmp.Or(given.PodUID, c.Pod), c.PodUID},
+	} {
+		if n.given != "" && n.given != n.used {
+			c.Log.Warn("a name is used in another form, which rights at NATS must have", "what", n.what, "given", n.given, "used", n.used)
+		}
 	}
-	return protocol.Member{Namespace: clean(c.Namespace), PodUID: clean(c.PodUID), Rank: uint32(rank)}.Name()
+}
+
+// member is the name of a rank, after the defaults.
+func (c Config) member(rank int) (string, error) {
+	return protocol.Member{Namespace: c.Namespace, PodUID: c.PodUID, Rank: uint32(rank)}.Name()
 }

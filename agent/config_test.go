@@ -7,14 +7,13 @@ import (
 
 func TestValidateNamesEverything(t *testing.T) {
 	err := Config{
-		Engine: "localhost", Events: "udp://x", Replay: "tcp://*:1", Pool: "a.b", Address: "here", Listen: "9", BlockSize: -1, Heartbeat: 1, Probe: 1, Labels: map[string]string{roleLabel: "cook"},
-		PodUID: strings.Repeat("x", 300),
+		Engine: "localhost", Events: "udp://x", Replay: "tcp://*:1", Pool: "a.b", Address: "here", AdminAddress: "9", BlockSize: -1, Heartbeat: 1, Probe: 1, Labels: map[string]string{roleLabel: "cook"},
 	}.Validate()
 	if err == nil {
 		t.Fatal("valid")
 	}
-	for _, key := range []string{"NATSURL", "Engine", "Events", "Replay", "Pool", "Address", "Listen", "BlockSize", "Heartbeat", "Probe", "PodUID", "Labels"} {
-		if !strings.Contains(err.Error(), key+":") {
+	for _, key := range []string{"-nats-url", "-engine", "-events", "-replay", "-pool", "-address", "-admin-address", "-block-size", "-heartbeat", "-probe", "-label"} {
+		if !strings.Contains(err.Error(), key+", KVSCOUT_") {
 			t.Errorf("%s is not named in\n%v", key, err)
 		}
 	}
@@ -25,7 +24,7 @@ func TestValidateNamesEverything(t *testing.T) {
 	for _, good := range []Config{
 		{NATSURL: "nats://a:1, tls://b:2"},
 		{NATSURL: "nats://a:1", Events: "tcp://*:5557", EventsBind: true, Replay: NoReplay},
-		{NATSURL: "nats://a:1", Events: "ipc:///tmp/x", Replay: "ipc:///tmp/y", Listen: ":0", Address: "[::1]:8000"},
+		{NATSURL: "nats://a:1", Events: "ipc:///tmp/x", Replay: "ipc:///tmp/y", AdminAddress: ":0", Address: "[::1]:8000"},
 	} {
 		if err := good.Validate(); err != nil {
 			t.Errorf("%+v: %v", good, err)
@@ -40,7 +39,7 @@ func TestMemberNames(t *testing.T) {
 		want string
 	}{
 		{Config{Namespace: "prod", PodUID: "a1-b2"}, 3, "prod_a1-b2_3"},
-		{Config{Namespace: "my_ns.x", PodUID: "pod.with dots*>"}, 0, "my-ns-x_pod-with-dots--_0"},
+		{Config{Namespace: "my_ns.x", PodUID: "pod.with dots*>"}, 0, "my-ns-x-4430f757_pod-with-dots---a7bdf395_0"},
 		{Config{Pod: "host"}, 0, "default_host_0"},
 	} {
 		got, err := c.cfg.withDefaults().member(c.rank)

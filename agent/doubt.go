@@ -25,14 +25,13 @@ func (r *rank) markLocked() mark {
 	return mark{epoch: r.epoch, batches: r.life.batches, clears: r.life.clears, states: r.states}
 }
 
-// resetWatch finds resets of the prefix cache that the engine has not announced
-// yet. An idle engine sends AllBlocksCleared only with its next request's
-// events, but counts the HTTP request at once.
+// resetWatch finds what emptied the prefix cache and was not announced yet:
+// requests to reset it, and to sleep. An idle engine sends AllBlocksCleared only
+// with its next request's events, but counts the HTTP request at once.
 type resetWatch struct {
-	known  bool
-	count  float64
-	idle   bool // at the look before
-	before mark // where the stream stood at the look before
+	counted emptied // at the look before
+	idle    bool    // at the look before
+	before  mark    // where the stream stood at the look before
 	// pending: a reset was asked for, and it is open whether it succeeded.
 	pending bool
 	since   mark
@@ -40,25 +39,25 @@ type resetWatch struct {
 
 // anew is the watch of an epoch that begins: the count goes on, as long as the
 // process is the same, so that a reset before the epoch's first look shows.
-func (w resetWatch) anew() resetWatch { return resetWatch{known: w.known, count: w.count} }
+func (w resetWatch) anew() resetWatch { return resetWatch{counted: w.counted} }
 
 // judge takes one look and says whether the GPU's blocks are gone (clear), and
 // whether that is certain.
-func (w *resetWatch) judge(count float64, idle bool, at, now mark) (clear, certain bool) {
-	grown := count - w.count
-	known, idleBefore, before := w.known && grown >= 0, w.idle, w.before
-	w.known, w.count, w.idle, w.before = true, count, idle, at
+func (w *resetWatch) judge(count emptied, idle, asleep bool, at, now mark) (clear, certain bool) {
+	resets, sleeps := count.Resets-w.counted.Resets, count.Sleeps-w.counted.Sleeps
+	known, idleBefore, before := w.counted.Known && resets >= 0 && sleeps >= 0, w.idle, w.before
+	w.counted, w.idle, w.before = count, idle, at
 	if !known {
-		return false, false // the first look, or the counter of a new process
+		return false, false // the first look, or the counters of a new process
 	}
-	announced := float64(now.clears - before.clears)
-	if grown > announced {
+	if announced := float64(now.clears - before.clears); resets+sleeps > announced {
 		w.pending = true
 		w.since = now
 		if idle && idleBefore && now.batches == before.batches {
-			// Nobody ran from look to look: nothing could make it fail.
+			// Nobody ran from look to look: nothing could make a reset fail. A
+			// request to sleep may only have paused the engine.
 			w.pending = false
-			return true, true
+			return true, sleeps == 0 || asleep
 		}
 		return false, false
 	}
@@ -77,58 +76,31 @@ func (w *resetWatch) judge(count float64, idle bool, at, now mark) (clear, certa
 	return false, false
 }
 
-// silenceWatch notices engines that compute prompts and send no events while
-// the stream stands. It begins anew whenever the stream's state changes: what is
-// computed while the connection is away says nothing.
-type silenceWatch struct {
-	known    bool
-	computed float64 // prompt tokens that were not cached, at the first look
-	requests float64
-}
-
-// mute says whether so much was computed that events must have come.
-func (w *silenceWatch) mute(l *vllm.Load, blockSize int) bool {
-	if l.PromptTokens == nil || l.CachedTokens == nil || l.PrefillRequests == nil {
-		return false
-	}
-	computed, requests := *l.PromptTokens-*l.CachedTokens, *l.PrefillRequests
-	if !w.known || computed < w.computed {
-		w.known, w.computed, w.requests = true, computed, requests
-		return false
-	}
-	// Prompts shorter than a block have no events to send.
-	size := float64(max(blockSize, 16))
-	grown, asked := computed-w.computed, requests-w.requests
-	return grown >= 64*size && asked > 0 && grown/asked >= 2*size
-}
-
 // weigh draws the conclusions that only metrics allow: the engine sleeps, was
-// reset while idle, or sends nothing although it works. at is where the stream
-// stood when the look began: what came since may be younger than the metrics.
-// The text says why events are missing altogether.
-func (r *rank) weigh(l *vllm.Load, resets float64, at mark) (silent string) {
+// emptied while idle, or is not the one whose events these are. at is where the
+// stream stood when the look began, asked when the metrics were asked for: what
+// came since may be younger than they are.
+func (r *rank) weigh(l *vllm.Load, now emptied, at mark, asked time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := r.markLocked()
-	if at.epoch != now.epoch {
-		return ""
+	stand := r.markLocked()
+	if at.epoch != stand.epoch {
+		return
 	}
-	if l.Sleeping != nil && *l.Sleeping && now == at && r.mirror.Stats().GPUCopies > 0 {
+	asleep := l.Sleeping != nil && *l.Sleeping
+	if asleep && stand == at && r.mirror.Stats().GPUCopies > 0 {
 		r.log.Info("the engine sleeps: its GPU blocks are gone")
 		r.clearLocked("")
 	}
-	if clear, certain := r.life.reset.judge(resets, idleOf(l), at, now); clear {
+	if clear, certain := r.life.reset.judge(now, idleOf(l), asleep, at, stand); clear {
 		doubt := ""
 		if !certain {
-			doubt = "the prefix cache may have been reset"
+			doubt = "the prefix cache may have been emptied"
 		}
-		r.log.Info("the idle engine's prefix cache was reset", "certain", certain)
+		r.log.Info("the idle engine's prefix cache was emptied", "certain", certain)
 		r.clearLocked(doubt)
 	}
-	if now.batches == 0 && now.states == at.states && r.life.silence.mute(l, r.blockSizeLocked()) {
-		return "the engine computes prompts but no events arrive: are KV events enabled, and is this their endpoint?"
-	}
-	return ""
+	r.reconcileLocked(l, now.Resets, asked, stand.states == at.states)
 }
 
 func (r *rank) clearLocked(doubt string) {

@@ -19,8 +19,8 @@ var now = time.Now
 // weighed, and whether it was idle.
 func TestResetOfAnIdleEngine(t *testing.T) {
 	type look struct {
-		resets         float64
-		idle           bool
+		resets, sleeps float64
+		idle, asleep   bool
 		at, now        mark
 		clear, certain bool
 	}
@@ -40,12 +40,15 @@ func TestResetOfAnIdleEngine(t *testing.T) {
 		{"refused while busy", []look{{resets: 3, at: still, now: still}, {resets: 4, at: still, now: still}, {resets: 4, idle: true, at: moved, now: moved}, {resets: 4, idle: true, at: moved, now: moved}}},
 		{"announced after the doubt", []look{{resets: 3, at: still, now: still}, {resets: 4, at: still, now: still}, {resets: 4, idle: true, at: cleared, now: cleared}}},
 		{"two at once, one announced", []look{{resets: 3, idle: true, at: still, now: still}, {resets: 5, idle: true, at: cleared, now: cleared}, {resets: 5, idle: true, at: cleared, now: cleared, clear: true}}},
+		{"asleep and awake between two looks", []look{{sleeps: 1, idle: true, at: still, now: still}, {sleeps: 2, idle: true, at: still, now: still, clear: true}, {sleeps: 2, idle: true, at: still, now: still}}},
+		{"asleep", []look{{idle: true, at: still, now: still}, {sleeps: 1, idle: true, asleep: true, at: still, now: still, clear: true, certain: true}, {sleeps: 1, idle: true, at: still, now: still}}},
+		{"asleep, awake and announced with the next request", []look{{idle: true, at: still, now: still}, {sleeps: 1, idle: true, at: cleared, now: cleared}, {sleeps: 1, idle: true, at: cleared, now: cleared}}},
 		{"counter of a new process", []look{{resets: 3, idle: true, at: still, now: still}, {resets: 0, idle: true, at: still, now: still}, {resets: 0, idle: true, at: still, now: still}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var w resetWatch
 			for i, l := range c.looks {
-				clear, certain := w.judge(l.resets, l.idle, l.at, l.now)
+				clear, certain := w.judge(emptied{Known: true, Resets: l.resets, Sleeps: l.sleeps}, l.idle, l.asleep, l.at, l.now)
 				if clear != l.clear || certain != l.certain {
 					t.Errorf("look %d: clear %v, certain %v", i, clear, certain)
 				}
@@ -57,17 +60,17 @@ func TestResetOfAnIdleEngine(t *testing.T) {
 // TestResetBeforeTheFirstLookOfAnEpoch is an engine that is reset when its agent
 // has only just begun, or begun anew.
 func TestResetBeforeTheFirstLookOfAnEpoch(t *testing.T) {
-	w := resetWatch{known: true, count: 3, idle: true, before: mark{batches: 9, clears: 2}, pending: true}.anew()
+	w := resetWatch{counted: emptied{Known: true, Resets: 3}, idle: true, before: mark{batches: 9, clears: 2}, pending: true}.anew()
 	still := mark{epoch: 2, batches: 4}
 	for i, want := range []bool{false, true, false} {
-		clear, certain := w.judge(4, true, still, still)
+		clear, certain := w.judge(emptied{Known: true, Resets: 4}, true, false, still, still)
 		if clear != want || certain {
 			t.Errorf("look %d: clear %v, certain %v", i, clear, certain)
 		}
 	}
 	w = w.anew()
 	for i := range 3 { // the counter of another process
-		if clear, _ := w.judge(0, true, still, still); clear {
+		if clear, _ := w.judge(emptied{Known: true}, true, false, still, still); clear {
 			t.Errorf("look %d took a new process for a reset", i)
 		}
 	}
@@ -89,11 +92,11 @@ func TestWeighClears(t *testing.T) {
 		r.Apply(vllm.Mark{Sequence: 0}, chain(3))
 		before := r.mark()
 		r.Apply(vllm.Mark{Sequence: 1}, vllm.Batch{})
-		r.weigh(&vllm.Load{Sleeping: ptr(true)}, 0, before)
+		r.weigh(&vllm.Load{Sleeping: ptr(true)}, emptied{}, before, now())
 		if n, _ := held(t, r); n != 3 {
 			t.Errorf("%d blocks: metrics older than the events were believed", n)
 		}
-		r.weigh(&vllm.Load{Sleeping: ptr(true)}, 0, r.mark())
+		r.weigh(&vllm.Load{Sleeping: ptr(true)}, emptied{}, r.mark(), now())
 		if n, st := held(t, r); n != 0 || st.Trust != pb.Trust_TRUST_EXACT {
 			t.Errorf("%d blocks, %v", n, st)
 		}
@@ -102,8 +105,8 @@ func TestWeighClears(t *testing.T) {
 		r := testRank(t, identity{model: "m", reported: 2})
 		r.State(vllm.Exact, "")
 		r.Apply(vllm.Mark{Sequence: 0}, chain(3))
-		r.weigh(idle, 0, r.mark())
-		r.weigh(idle, 1, r.mark())
+		r.weigh(idle, emptied{Known: true, Resets: 0}, r.mark(), now())
+		r.weigh(idle, emptied{Known: true, Resets: 1}, r.mark(), now())
 		if n, st := held(t, r); n != 0 || st.Trust != pb.Trust_TRUST_EXACT {
 			t.Errorf("%d blocks, %v", n, st)
 		}
@@ -111,68 +114,12 @@ func TestWeighClears(t *testing.T) {
 	t.Run("reset, perhaps", func(t *testing.T) {
 		r := testRank(t, identity{model: "m", reported: 2})
 		r.State(vllm.Exact, "")
-		r.weigh(idle, 0, r.mark())
+		r.weigh(idle, emptied{Known: true, Resets: 0}, r.mark(), now())
 		r.Apply(vllm.Mark{Sequence: 0}, chain(3))
-		r.weigh(idle, 1, r.mark())
-		r.weigh(idle, 1, r.mark())
+		r.weigh(idle, emptied{Known: true, Resets: 1}, r.mark(), now())
+		r.weigh(idle, emptied{Known: true, Resets: 1}, r.mark(), now())
 		if n, st := held(t, r); n != 0 || st.Trust != pb.Trust_TRUST_APPROXIMATE {
 			t.Errorf("%d blocks, %v", n, st)
 		}
 	})
-}
-
-func TestSilentEngine(t *testing.T) {
-	r := testRank(t, identity{model: "m", reported: 16})
-	load := func(prompt, cached, requests float64) *vllm.Load {
-		return &vllm.Load{PromptTokens: &prompt, CachedTokens: &cached, PrefillRequests: &requests}
-	}
-	for i, c := range []struct {
-		load *vllm.Load
-		mute bool
-	}{
-		{load(50_000, 0, 50), false},       // before we came
-		{load(50_500, 0, 51), false},       // too little to tell
-		{load(60_000, 10_000, 100), false}, // all cached
-		{load(60_000, 0, 2_000), false},    // prompts shorter than two blocks
-		{load(60_000, 0, 60), true},
-		{&vllm.Load{}, false},
-	} {
-		if got := r.weigh(c.load, 0, r.mark()); (got != "") != c.mute {
-			t.Errorf("%d: %q", i, got)
-		}
-	}
-	r.Apply(vllm.Mark{Sequence: 0}, chain(1))
-	if got := r.weigh(load(90_000, 0, 90), 0, r.mark()); got != "" {
-		t.Errorf("with events: %q", got)
-	}
-}
-
-func TestWhatIsComputedDuringAnOutageIsNotSilence(t *testing.T) {
-	r := testRank(t, identity{model: "m", reported: 16})
-	load := func(prompt, requests float64) *vllm.Load {
-		cached := 0.0
-		return &vllm.Load{PromptTokens: &prompt, CachedTokens: &cached, PrefillRequests: &requests}
-	}
-	for i, step := range []struct {
-		prompt, requests float64
-		before, between  func() // the look, and the look and its judgement
-		mute             bool
-	}{
-		{prompt: 1_000, requests: 1},
-		{prompt: 90_000, requests: 9, before: func() { r.State(vllm.Syncing, "lost") }},
-		{prompt: 180_000, requests: 18, between: func() { r.State(vllm.Approximate, "back") }},
-		{prompt: 190_000, requests: 19},
-		{prompt: 280_000, requests: 28, mute: true},
-	} {
-		if step.before != nil {
-			step.before()
-		}
-		at := r.mark()
-		if step.between != nil {
-			step.between()
-		}
-		if got := r.weigh(load(step.prompt, step.requests), 0, at); (got != "") != step.mute {
-			t.Errorf("%d: %q", i, got)
-		}
-	}
 }

@@ -158,7 +158,8 @@ func (r *rank) Resume() {
 	r.life.before = r.mirror.Stats()
 	r.life.doubt = w.head.Doubt
 	r.life.dropped, r.life.refused = w.head.Dropped, w.head.Refused
-	r.life.reset = resetWatch{known: true, count: w.head.Emptied.Resets}
+	r.life.reset = resetWatch{counted: w.head.Emptied}
+	r.stream.resume(w.head.Mark, r.mirror.Stats().Repeated)
 	r.emptied = w.head.Emptied
 	r.purgeChangedLocked(w.head.Adapters)
 	r.changes++

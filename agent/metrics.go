@@ -27,6 +27,23 @@ func (a *Agent) meter(provider metric.MeterProvider) error {
 			see(number(t == trust), telemetry.AttrTrust, trustName(t))
 		}
 	})
+	m.ranks(a, telemetry.AgentBelieved, "A scheduler takes the rank at its word.", false, func(r *rank, see see) {
+		see(number(a.statusOf(r).Believed), "", "")
+	})
+	m.ranks(a, telemetry.AgentSchedulers, "Schedulers by what they make of the rank.", false, func(r *rank, see see) {
+		count := make(map[string]int64)
+		for _, o := range a.opinions(r) {
+			if o.Refused != "" {
+				count["refused"]++
+			} else {
+				count[trustName(o.Trust)]++
+			}
+		}
+		for t := pb.Trust_TRUST_UNKNOWN; t <= pb.Trust_TRUST_EXACT; t++ {
+			see(count[trustName(t)], telemetry.AttrTrust, trustName(t))
+		}
+		see(count["refused"], telemetry.AttrTrust, "refused")
+	})
 	m.ranks(a, telemetry.AgentBlocks, "Blocks held.", false, func(r *rank, see see) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -42,6 +59,9 @@ func (a *Agent) meter(provider metric.MeterProvider) error {
 	})
 	m.ranks(a, telemetry.AgentTailEvents, "What happened to the engine's event stream.", true, func(r *rank, see see) {
 		seeTail(r.tail.Stats(), see)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		see(int64(r.stream.found), telemetry.AttrEvent, "foreign")
 	})
 	m.ranks(a, telemetry.AgentSkipped, "What was passed over in events, or withheld.", true, func(r *rank, see see) {
 		seeSkips(r.tail.Stats().Skips, see)
@@ -61,6 +81,7 @@ func (a *Agent) meter(provider metric.MeterProvider) error {
 		for name, n := range map[string]uint64{
 			"delta": st.Deltas, "key": st.Keys, "byte": st.Bytes, "dropped": st.Dropped, "heartbeat": st.Heartbeats,
 			"snapshot": st.Snapshots, "chunk": st.Chunks, "refused": st.Refused, "error": st.Errors,
+			"unreadable": st.Unreadable,
 		} {
 			see(int64(n), telemetry.AttrEvent, name)
 		}
@@ -81,6 +102,9 @@ func (a *Agent) meter(provider metric.MeterProvider) error {
 		see(int64(a.audits.skipped.Load()), telemetry.AttrOutcome, "skipped")
 		see(int64(a.audits.failed.Load()), telemetry.AttrOutcome, "error")
 	})
+	m.observe(telemetry.AgentHungUp, "Connections for probes that were hung up on.", true, func(see see) {
+		see(int64(a.hungUp.Load()), telemetry.AttrEvent, "connection")
+	})
 	m.observe(telemetry.AgentProbes, "Looks at the engine's HTTP server.", true, func(see see) {
 		a.watch.mu.Lock()
 		looks, failed := a.watch.looks, a.watch.failed
@@ -100,7 +124,7 @@ func (r *rank) mirrorStats() mirror.Stats {
 func seeTail(st vllm.TailStats, see see) {
 	for name, n := range map[string]uint64{
 		"batch": st.Batches, "replayed": st.Replayed, "connection": st.Connections, "gap": st.Gaps, "lost": st.LostBatches,
-		"replay": st.Replays, "new_life": st.NewLives, "malformed": st.Malformed, "undecodable": st.Undecodable,
+		"replay": st.Replays, "new_life": st.NewLives, "malformed": st.Malformed, "undecodable": st.Undecodable, "hung_up": st.HungUp,
 	} {
 		see(int64(n), telemetry.AttrEvent, name)
 	}

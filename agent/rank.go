@@ -57,6 +57,7 @@ type rank struct {
 	log    *slog.Logger
 	tail   *vllm.Tail
 	wake   func()      // tells the publisher
+	engine string      // URL of the engine's HTTP server, for people
 	source vllm.Source // owned by the watch
 
 	mu      sync.Mutex // guards all below
@@ -72,12 +73,16 @@ type rank struct {
 	newest  *vllm.Mark // batch applied; nil: none in this life
 	waiting *waiting   // saved by an earlier process; nil: nothing is
 	heads   *heads     // nil: there are no audits
-	emptied emptied    // as the engine counted at the newest look
-	changes uint64     // of anything that a state file holds
-	broken  string     // why the engine sends no usable events; empty: it may
+	hits    hitRule
+	emptied emptied // as the engine counted at the newest look
+	changes uint64  // of anything that a state file holds
+	broken  string  // why the engine sends no usable events; empty: it may
+	stream  stream  // what is known of whose events these are
 	info    *pb.MemberInfo
 	load    *pb.Load
 	loadAt  time.Time
+	said    pb.Trust // what people were told last; unspecified: nothing
+	saidAt  time.Time
 }
 
 // life is what counts from one epoch's start.
@@ -89,18 +94,18 @@ type life struct {
 	dropped bool         // blocks, before this process
 	refused bool         // stores, before this process
 	reset   resetWatch
-	silence silenceWatch
 }
 
 func newRank(number int, member string, id identity, log *slog.Logger) *rank {
 	r := &rank{number: number, member: member, log: log, id: id, nodes: rankBlocks, wake: func() {}, reason: "the event stream is not connected yet"}
+	r.stream.whole = true
 	r.mirror = r.newMirror()
 	r.epoch = uint64(time.Now().UnixNano())
 	return r
 }
 
 func (r *rank) newMirror() *mirror.Mirror {
-	return mirror.New(mirror.Config{Model: r.id.model, BlockSize: r.id.blockSize, MaxBlocks: r.id.blocks, MaxNodes: r.nodes})
+	return mirror.New(mirror.Config{Model: r.id.model, BlockSize: r.id.blockSize, MaxBlocks: r.id.blocks, MaxNodes: r.nodes, Rule: r.hits.Rule})
 }
 
 // beginLocked starts an epoch with nothing in it.
@@ -121,12 +126,12 @@ func (r *rank) NewLife(reason string) {
 	r.mu.Lock()
 	saved := r.waiting
 	r.beginLocked()
+	r.stream.begin(r.mirror.Stats().Repeated, r.tail.Stats())
 	r.mu.Unlock()
 	if saved != nil {
 		saved.stats.disproved.Add(1)
 		r.log.Warn("the saved picture is not the engine's", "reason", reason)
 	}
-	r.log.Info("new epoch", "reason", reason)
 	r.wake()
 }
 
@@ -135,7 +140,6 @@ func (r *rank) State(t vllm.Trust, reason string) {
 	r.mu.Lock()
 	r.trust, r.reason = t, reason
 	r.states++
-	r.life.silence = silenceWatch{}
 	r.mu.Unlock()
 	r.wake()
 }
@@ -144,6 +148,12 @@ func (r *rank) State(t vllm.Trust, reason string) {
 func (r *rank) Apply(at vllm.Mark, b vllm.Batch) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.stream.take(at, &b)
+	defer func() { r.stream.check.Announce(time.Now(), r.flowLocked()) }()
+	if r.stream.foreign != "" {
+		r.batches = at.Sequence + 1 // of another engine: counted, and nothing else
+		return
+	}
 	for i := range b.Events {
 		switch e := &b.Events[i]; e.Kind {
 		case vllm.Stored:
@@ -211,6 +221,15 @@ func (r *rank) become(id identity) {
 	r.wake()
 }
 
+// move follows the rank's events elsewhere.
+func (r *rank) move(source vllm.Source) {
+	r.source = source
+	r.mu.Lock()
+	r.stream.elsewhere()
+	r.mu.Unlock()
+	r.tail.Move(source.Endpoint, source.Replay)
+}
+
 // share tells the rank how many blocks it may remember.
 func (r *rank) share(nodes int) {
 	r.mu.Lock()
@@ -253,6 +272,9 @@ func (r *rank) Snapshot() ([]mirror.Op, publish.State) {
 func (r *rank) stateLocked() publish.State {
 	st := publish.State{Epoch: r.epoch, EngineBatches: r.batches}
 	st.Trust, st.Reason = r.trustLocked()
+	if ends, dropped := r.mirror.HasEnds(), r.mirror.Dropped(); ends || dropped > 0 {
+		st.Rule = &pb.HitRule{Ends: ends, DroppedBlocks: uint32(dropped), DroppedToTheEnd: r.hits.toTheEnd && r.mirror.Kinds() > 1}
+	}
 	for l := range st.Lanes {
 		st.Lanes[l].Count = uint64(r.mirror.Count(mirror.Lane(l)))
 		st.Lanes[l].Digest = r.mirror.Digest(mirror.Lane(l))
@@ -267,12 +289,16 @@ func (r *rank) trustLocked() (pb.Trust, string) {
 	switch {
 	case r.broken != "":
 		return pb.Trust_TRUST_UNKNOWN, r.broken
+	case r.stream.foreign != "":
+		return pb.Trust_TRUST_UNKNOWN, r.stream.foreign
 	case st.NoCredit != "":
 		return pb.Trust_TRUST_UNKNOWN, st.NoCredit
 	case r.trust == vllm.Syncing:
 		return pb.Trust_TRUST_SYNCING, r.reason
 	case r.blockSizeLocked() == 0:
 		return pb.Trust_TRUST_SYNCING, "the block size is not known yet"
+	case r.stream.trial:
+		return pb.Trust_TRUST_SYNCING, "the event stream was another engine's and is held against this engine's counters"
 	case r.trust == vllm.Approximate:
 		return pb.Trust_TRUST_APPROXIMATE, r.reason
 	case r.life.doubt != "":
@@ -281,8 +307,12 @@ func (r *rank) trustLocked() (pb.Trust, string) {
 		return pb.Trust_TRUST_APPROXIMATE, "the mirror is full: blocks are missing"
 	case r.refusedLocked(st):
 		return pb.Trust_TRUST_APPROXIMATE, "events of another block size or form: blocks are missing"
-	case st.Groups > 1:
-		return pb.Trust_TRUST_APPROXIMATE, "several KV-cache groups: depths are a lower bound"
+	case r.hits.guess != "":
+		return pb.Trust_TRUST_APPROXIMATE, r.hits.guess
+	case st.Guess != "":
+		return pb.Trust_TRUST_APPROXIMATE, st.Guess
+	case (r.mirror.HasEnds() || r.mirror.Dropped() > 0) && held > r.mirror.Count(mirror.LaneGPU):
+		return pb.Trust_TRUST_APPROXIMATE, "blocks of a hybrid or speculating engine count in GPU memory only"
 	case st.Withheld > 0:
 		return pb.Trust_TRUST_APPROXIMATE, fmt.Sprintf("%d blocks withheld: their content is not certain", st.Withheld)
 	case st.Doubtful > 0:
@@ -291,6 +321,38 @@ func (r *rank) trustLocked() (pb.Trust, string) {
 		return pb.Trust_TRUST_APPROXIMATE, fmt.Sprintf("%d blocks whose prefix was never announced", st.Waiting)
 	}
 	return pb.Trust_TRUST_EXACT, ""
+}
+
+// tellLocked says when the trust is another one than was said.
+func (r *rank) tellLocked() {
+	trust, reason := r.trustLocked()
+	if trust == r.said {
+		return
+	}
+	first, after := r.said == pb.Trust_TRUST_UNSPECIFIED, time.Since(r.saidAt).Round(time.Millisecond)
+	r.said, r.saidAt = trust, time.Now()
+	switch trust {
+	case pb.Trust_TRUST_EXACT:
+		blocks := r.mirror.Count(mirror.LaneGPU)
+		if first {
+			r.log.Info("picture is EXACT", "batches", r.batches, "blocks", blocks)
+			return
+		}
+		r.log.Info("picture is EXACT", "batches", r.batches, "blocks", blocks, "after", after)
+	case pb.Trust_TRUST_SYNCING:
+		if first {
+			r.log.Info("picture is SYNCING", "reason", reason)
+			return
+		}
+		r.log.Warn("picture is SYNCING: schedulers give the cache no credit", "reason", reason,
+			"do", "nothing for a few seconds; if it stays, see whether the engine runs and answers on its event socket")
+	case pb.Trust_TRUST_APPROXIMATE:
+		r.log.Warn("picture is APPROXIMATE: blocks may be missing", "reason", reason,
+			"do", "look the reason up in docs/OPERATIONS.md; often it is the engine's configuration")
+	default:
+		r.log.Warn("picture is UNKNOWN: the engine sends no usable events", "reason", reason,
+			"do", "check the engine's --kv-events-config, and -events; requests come by load alone meanwhile")
+	}
 }
 
 func (r *rank) droppedLocked(st mirror.Stats) bool {
@@ -305,9 +367,6 @@ func (r *rank) refusedLocked(st mirror.Stats) bool {
 func (r *rank) describe(info *pb.MemberInfo, broken string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.broken != broken {
-		r.log.Info("events", "usable", broken == "", "reason", broken)
-	}
 	info.BlockSize = uint32(r.blockSizeLocked())
 	info.Blocks = uint64(r.id.blocks)
 	r.info, r.broken = info, broken
@@ -326,6 +385,7 @@ func (r *rank) blockSizeLocked() int {
 func (r *rank) Heartbeat() (*pb.MemberInfo, *pb.Load) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.tellLocked()
 	info := r.info
 	if size := uint32(r.blockSizeLocked()); info != nil && info.BlockSize != size {
 		info = proto.Clone(info).(*pb.MemberInfo)
@@ -371,6 +431,7 @@ func loadOf(l *vllm.Load) *pb.Load {
 		PrefillSeconds: l.PrefillSeconds, PrefillComputedTokens: l.PrefillComputedTokens, PrefillRequests: l.PrefillRequests,
 		InterTokenSeconds: l.InterTokenSeconds, InterTokenCount: l.InterTokenCount,
 		QueueSeconds: l.QueueSeconds, QueueRequests: l.QueueRequests,
+		RequestPromptTokens: l.RequestPromptTokens, RequestGenerationTokens: l.RequestGenerationTokens,
 		RunningAdapters: l.RunningAdapters, Sleeping: l.Sleeping,
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/kvscout/kvscout/protocol/bus"
 )
 
 const (
@@ -24,6 +26,7 @@ const (
 // connection, because it comes again with every message or attempt.
 type refusals struct {
 	log      *slog.Logger
+	outage   *bus.Outage
 	lifetime time.Duration // of a refusal to publish that does not come again
 
 	mu          sync.Mutex // guards what follows
@@ -33,6 +36,7 @@ type refusals struct {
 	publishAt   time.Time
 	subscribe   string // what may not be subscribed to
 	subscribeAt time.Time
+	unheard     string // why verdicts may not be heard
 }
 
 func newRefusals(log *slog.Logger, heartbeat time.Duration) *refusals {
@@ -44,16 +48,18 @@ func (r *refusals) notConnected(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.connect = err.Error()
-	r.sayLocked("cannot connect to NATS", err)
 }
 
 // forbidden takes a violation of the rights that we have at the server.
 func (r *refusals) forbidden(err error, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if strings.Contains(strings.ToLower(err.Error()), "subscription") {
+	switch text := strings.ToLower(err.Error()); {
+	case strings.Contains(text, "subscription") && strings.Contains(text, ".verdict."):
+		r.unheard = err.Error() // the member is believed all the same
+	case strings.Contains(text, "subscription"):
 		r.subscribe, r.subscribeAt = err.Error(), now
-	} else {
+	default:
 		r.publish, r.publishAt = err.Error(), now
 	}
 	r.sayLocked("NATS does not let this agent speak for its member: its key has other rights", err)
@@ -72,7 +78,7 @@ func (r *refusals) connected() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	clear(r.said)
-	r.connect, r.publish, r.subscribe = "", "", ""
+	r.connect, r.publish, r.subscribe, r.unheard = "", "", "", ""
 }
 
 // reason says what NATS refuses; empty: nothing that is known. Why there is no
@@ -87,6 +93,8 @@ func (r *refusals) reason(connected bool, now time.Time) string {
 		return "NATS does not let this agent speak for its member: " + r.publish
 	case r.subscribe != "":
 		return "NATS does not let this agent be asked about its member: " + r.subscribe
+	case r.unheard != "":
+		return "NATS does not let this agent hear what schedulers make of its member: " + r.unheard
 	}
 	return ""
 }
@@ -111,6 +119,7 @@ func (r *refusals) watch(ctx context.Context, conn *nats.Conn) {
 			err := conn.LastError()
 			switch {
 			case conn.IsReconnecting() && err != nil:
+				r.outage.Failed(err)
 				r.notConnected(err)
 			case conn.IsConnected() && r.due(now):
 				if err := conn.ForceReconnect(); err != nil {

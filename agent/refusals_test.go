@@ -1,50 +1,26 @@
 package agent
 
 import (
-	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/kvscout/kvscout/e2e/authority"
+	"github.com/kvscout/kvscout/e2e/journal"
 )
-
-// journal is a log that can be read while it is written.
-type journal struct {
-	mu   sync.Mutex // guards text
-	text bytes.Buffer
-}
-
-func (j *journal) Write(p []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.Write(p)
-}
-
-func (j *journal) String() string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.String()
-}
-
-func (j *journal) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(j, &slog.HandlerOptions{Level: slog.LevelDebug}))
-}
 
 // speaker is a user that may speak for one pod of pool blue.
 func speaker(key, pod string) *server.NkeyUser {
 	return &server.NkeyUser{Nkey: key, Permissions: &server.Permissions{
 		Publish:   &server.SubjectPermission{Allow: []string{"kvscout.v1.blue.blocks.default." + pod + ".*", "kvscout.v1.blue.load.default." + pod + ".*"}},
-		Subscribe: &server.SubjectPermission{Allow: []string{"kvscout.v1.blue.snapshot.default." + pod + ".*"}},
+		Subscribe: &server.SubjectPermission{Allow: []string{"kvscout.v1.blue.snapshot.default." + pod + ".*", "kvscout.v1.blue.verdict.default." + pod + ".*"}},
 		Response:  &server.ResponsePermission{MaxMsgs: 1024, Expires: time.Minute},
 	}}
 }
@@ -71,24 +47,29 @@ func eventless(t *testing.T) string {
 	return e.URL
 }
 
-func ready(t *testing.T, a *Agent) func() bool {
-	return func() bool { status, _ := fetch(t, a, "/readyz"); return status == http.StatusOK }
+// unrefused: NATS refuses nothing, and only a scheduler is missing.
+func unrefused(t *testing.T, a *Agent) func() bool {
+	return func() bool {
+		_, text := fetch(t, a, "/believed")
+		return strings.Contains(text, "no scheduler has said")
+	}
 }
 
 func refusal(a *Agent, want string) func() bool {
-	return func() bool { s := a.Status(); return !s.Ready && strings.Contains(s.Reason, want) }
+	return func() bool { s := a.Status(); return !s.Believed && strings.Contains(s.Reason, want) }
 }
 
 func TestAgentSaysThatItSpeaksForAnother(t *testing.T) {
 	key, seed := authority.User(t)
 	s, url := serveNATS(t, server.Options{Nkeys: []*server.NkeyUser{speaker(key, "other")}})
-	var log journal
-	a, _ := runAgent(t, Config{NATSURL: url, NATSSeed: seed, Engine: eventless(t), Log: log.logger()})
+	var log journal.Journal
+	a, _ := runAgent(t, Config{NATSURL: url, NATSSeed: seed, Engine: eventless(t), Log: log.Logger()})
 	eventually(t, "refusal", refusal(a, `Publish to "kvscout.v1.blue.load.default.p.0"`))
-	status, text := fetch(t, a, "/readyz")
-	if status != http.StatusServiceUnavailable || !strings.Contains(text, "NATS does not let this agent speak for its member") {
-		t.Errorf("%d %s", status, text)
-	}
+	// A refused heartbeat counts until the next one is overdue.
+	eventually(t, "it says so", func() bool {
+		status, text := fetch(t, a, "/believed")
+		return status == http.StatusServiceUnavailable && strings.Contains(text, "NATS does not let this agent speak for its member")
+	})
 	// Each refusal is logged once, however often it comes.
 	eventually(t, "second heartbeat", func() bool { return a.publisherStats(a.watch.list()[0]).Heartbeats > 5 })
 	for _, subject := range []string{"kvscout.v1.blue.load.default.p.0", "kvscout.v1.blue.snapshot.default.p.0"} {
@@ -107,7 +88,7 @@ func TestAgentSaysThatItSpeaksForAnother(t *testing.T) {
 	a.refused.mu.Lock()
 	a.refused.subscribeAt = time.Now().Add(-askAgain)
 	a.refused.mu.Unlock()
-	eventually(t, "ready", ready(t, a))
+	eventually(t, "ready", unrefused(t, a))
 	if s.NumSubscriptions() == 0 {
 		t.Error("the agent cannot be asked")
 	}
@@ -118,8 +99,8 @@ func TestAgentSaysThatItsKeyIsUnknown(t *testing.T) {
 	_, stranger := authority.User(t)
 	_, url := serveNATS(t, server.Options{Nkeys: []*server.NkeyUser{speaker(key, "p")}})
 	for name, wrong := range map[string]string{"wrong key": stranger, "no key": ""} {
-		var log journal
-		a, stop := runAgent(t, Config{NATSURL: url, NATSSeed: wrong, Engine: eventless(t), Log: log.logger()})
+		var log journal.Journal
+		a, stop := runAgent(t, Config{NATSURL: url, NATSSeed: wrong, Engine: eventless(t), Log: log.Logger()})
 		eventually(t, name, refusal(a, "Authorization Violation"))
 		if !strings.Contains(log.String(), "cannot connect to NATS") {
 			t.Errorf("%s: %s", name, log.String())
@@ -127,7 +108,7 @@ func TestAgentSaysThatItsKeyIsUnknown(t *testing.T) {
 		stop()
 	}
 	a, _ := runAgent(t, Config{NATSURL: url, NATSSeed: seed, Engine: eventless(t)})
-	eventually(t, "ready with the right key", ready(t, a))
+	eventually(t, "ready with the right key", unrefused(t, a))
 }
 
 func TestAgentAndCertificates(t *testing.T) {
@@ -164,8 +145,8 @@ func TestAgentAndCertificates(t *testing.T) {
 		{"expired server", expired, files(ca, ca, hour), "expired"},
 		{"plain text", strings.Replace(url, "tls:", "nats:", 1), TLS{}, "NATS is not connected: "},
 	} {
-		var log journal
-		a, stop := runAgent(t, Config{NATSURL: c.url, NATSTLS: c.tls, Engine: eventless(t), Log: log.logger()})
+		var log journal.Journal
+		a, stop := runAgent(t, Config{NATSURL: c.url, NATSTLS: c.tls, Engine: eventless(t), Log: log.Logger()})
 		eventually(t, c.name, refusal(a, c.want))
 		if !strings.Contains(log.String(), "cannot connect to NATS") {
 			t.Errorf("%s is not logged: %s", c.name, log.String())
@@ -178,14 +159,14 @@ func TestAgentAndCertificates(t *testing.T) {
 	a, _ := runAgent(t, Config{NATSURL: url, NATSTLS: TLS{Cert: pair.Cert, Key: pair.Key, CA: ca.CA}, Engine: eventless(t)})
 	eventually(t, "expired", refusal(a, "expired"))
 	ca.Renew(t, pair, hour)
-	eventually(t, "ready", ready(t, a))
+	eventually(t, "ready", unrefused(t, a))
 }
 
 func TestFilesThatAreNotThereAreNamed(t *testing.T) {
 	for key, cfg := range map[string]Config{
-		"NATSSeed": {NATSSeed: "/nowhere"},
-		"NATSTLS":  {NATSTLS: TLS{CA: "/nowhere"}},
-		"NATSTLS:": {NATSTLS: TLS{Cert: "/nowhere", Key: "/nowhere"}},
+		"-nats-seed":     {NATSSeed: "/nowhere"},
+		"-nats-tls-ca":   {NATSTLS: TLS{CA: "/nowhere"}},
+		"-nats-tls-cert": {NATSTLS: TLS{Cert: "/nowhere", Key: "/nowhere"}},
 	} {
 		cfg.NATSURL = "nats://127.0.0.1:1"
 		a, err := New(cfg)
@@ -205,9 +186,9 @@ func TestFilesThatAreNotThereAreNamed(t *testing.T) {
 }
 
 func TestSecretsAreNotPrinted(t *testing.T) {
-	var log journal
+	var log journal.Journal
 	cfg := Config{
-		NATSURL: "nats://user:s3cret@127.0.0.1:1,nats://t0ken@127.0.0.1:2", Engine: "http://x:s3cret@127.0.0.1:3", EngineAPIKey: "s3cret-key", Log: log.logger(),
+		NATSURL: "nats://user:s3cret@127.0.0.1:1,nats://t0ken@127.0.0.1:2", Engine: "http://x:s3cret@127.0.0.1:3", EngineAPIKey: "s3cret-key", Log: log.Logger(),
 	}
 	cfg.Log.Info("configuration", "config", cfg, "pointer", &cfg)
 	a, stop := runAgent(t, cfg)

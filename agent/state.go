@@ -27,7 +27,7 @@ import (
 const (
 	stateMagic = "kvsstate"
 	// stateForm rises with every change of head or mirror.Append.
-	stateForm = 1
+	stateForm = 2
 	// maxStateFile is more than a full mirror needs.
 	maxStateFile = 256 << 20
 	stateFixed   = len(stateMagic) + 4 + 4

@@ -3,6 +3,7 @@ package agent
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -202,7 +203,7 @@ func TestTornStateFilesAreRefused(t *testing.T) {
 	}
 	newer := slices.Clone(whole)
 	newer[len(stateMagic)]++
-	if _, _, err := parseState(newer); err == nil || !strings.Contains(err.Error(), "form 2") {
+	if _, _, err := parseState(newer); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("form %d", stateForm+1)) {
 		t.Errorf("a later form: %v", err)
 	}
 }

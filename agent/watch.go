@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,6 +24,8 @@ const (
 	// probeFast is the pace until the engine answers: the sooner its ranks are
 	// known, the fewer events are missed.
 	probeFast = 100 * time.Millisecond
+	// probeSuspect is the pace while a rank's events seem not to be its engine's.
+	probeSuspect = 200 * time.Millisecond
 	// ranksWithin is how long the engine may leave open which ranks it has.
 	ranksWithin = 5 * time.Second
 	// retireAfter is the number of looks in a row that do not name a rank any more.
@@ -39,14 +42,21 @@ type watch struct {
 
 	// Owned by run.
 	version  string
+	told     vllm.Config
+	telling  chan vllm.Config // carries at most one; nil: nobody is asking
 	sources  map[int]vllm.Source
-	said     bool // the engine has said what its sources are
-	asked    bool // version and sources are those of the running engine
+	said     bool   // the engine has said what its sources are
+	unread   string // why what it said has no meaning; empty: it has
+	asked    bool   // version and sources are those of the running engine
 	models   vllm.Models
 	since    time.Time // the engine answers without a break since then
+	silent   int       // looks in a row that it did not answer
 	missing  map[int]int
-	adapters map[string]string // name -> root, as seen before
-	unnamed  int               // names left out of heartbeats
+	over     map[int]vllm.Source // by rank: what overrules the configuration, as logged
+	adapters map[string]string   // name -> root, as seen before
+	unnamed  int                 // names left out of heartbeats
+
+	asking sync.WaitGroup // for the configuration
 
 	mu     sync.Mutex // guards all below
 	ranks  map[int]*rank
@@ -62,15 +72,12 @@ type engineStatus struct {
 	Error   string   `json:"error,omitempty"` // of the newest look
 }
 
-// run looks until ctx ends. An error is a rank that cannot be started.
-func (w *watch) run(ctx context.Context) error {
-	w.missing = make(map[int]int)
+// run looks until ctx ends. Nothing that the engine says ends it.
+func (w *watch) run(ctx context.Context) {
+	defer w.asking.Wait()
 	logged := ""
 	for ctx.Err() == nil {
 		err := w.look(ctx)
-		if fatal := (*startError)(nil); errors.As(err, &fatal) {
-			return fatal.err
-		}
 		w.mu.Lock()
 		w.looks++
 		w.status.Error = ""
@@ -84,23 +91,48 @@ func (w *watch) run(ctx context.Context) error {
 		if text := fmt.Sprint(err); ctx.Err() == nil && text != logged {
 			logged = text
 			if err != nil {
-				w.cfg.Log.Info("engine does not answer as it should", "engine", settings.RedactURLs(w.cfg.Engine), "error", err)
+				w.cfg.Log.Warn("engine does not answer as it should", "engine", settings.RedactURLs(w.cfg.Engine), "error", err,
+					"do", "nothing while it loads its model; else see whether it runs, and -engine and -engine-api-key")
 			} else {
 				w.cfg.Log.Info("engine answers", "engine", settings.RedactURLs(w.cfg.Engine), "version", w.version, "models", w.models.Names)
 			}
 		}
+		w.rest(ctx, pause*9/10+rand.N(pause/5))
+	}
+}
+
+// rest waits for the next look. Meanwhile each rank's events are compared with
+// what the last one found, once they can be expected to have arrived; while a
+// difference shows, the next look comes soon.
+func (w *watch) rest(ctx context.Context, pause time.Duration) {
+	began := time.Now()
+	for ctx.Err() == nil {
+		var next time.Time
+		for _, r := range w.list() {
+			due, soon := r.compare()
+			if !due.IsZero() && (next.IsZero() || due.Before(next)) {
+				next = due
+			}
+			if soon {
+				pause = min(pause, probeSuspect)
+			}
+		}
+		now, end := time.Now(), began.Add(pause)
+		if !now.Before(end) {
+			return
+		}
+		if next.IsZero() || next.After(end) {
+			next = end
+		}
 		select {
-		case <-time.After(pause*9/10 + rand.N(pause/5)):
+		case <-time.After(max(next.Sub(now), time.Millisecond)):
+		case w.told = <-w.telling:
+			w.telling = nil
+			return
 		case <-ctx.Done():
 		}
 	}
-	return nil
 }
-
-// startError is what ends the agent.
-type startError struct{ err error }
-
-func (e *startError) Error() string { return e.err.Error() }
 
 // look asks the engine once and hands on what is new.
 func (w *watch) look(ctx context.Context) error {
@@ -109,15 +141,20 @@ func (w *watch) look(ctx context.Context) error {
 		marks[r.number] = r.mark()
 	}
 	models, modelsErr := w.engine.Models(ctx)
+	asked := time.Now()
 	page, pageErr := w.engine.Metrics(ctx)
 	at := time.Now()
 	if modelsErr != nil && pageErr != nil {
 		w.asked, w.since = false, time.Time{}
-		for _, r := range w.list() {
-			r.unreachable(at)
+		// A busy engine may be slow once; one that is away is so again and again.
+		if w.silent++; w.silent >= w.cfg.ProbeFailures {
+			for _, r := range w.list() {
+				r.unreachable(at)
+			}
 		}
 		return modelsErr
 	}
+	w.silent = 0
 	if w.since.IsZero() {
 		w.since = at
 	}
@@ -129,13 +166,11 @@ func (w *watch) look(ctx context.Context) error {
 	if w.name() == "" {
 		return errors.Join(modelsErr, pageErr)
 	}
-	if err := w.settle(page, pageErr, at); err != nil {
-		return err
-	}
+	settleErr := w.settle(page, pageErr, at)
 	for _, r := range w.list() {
-		w.tell(r, page, pageErr, marks, at)
+		w.tell(r, page, pageErr, marks, asked, at)
 	}
-	return errors.Join(modelsErr, pageErr)
+	return errors.Join(modelsErr, pageErr, settleErr)
 }
 
 // ask learns what changes only with the engine's process.
@@ -148,13 +183,33 @@ func (w *watch) ask(ctx context.Context) {
 		w.version = version
 	}
 	sources, said, sourcesErr := w.engine.Sources(ctx)
-	if sourcesErr == nil {
-		w.sources, w.said = sources, said
+	if sourcesErr == nil || said {
+		w.sources, w.said, w.unread = sources, said, ""
+	}
+	if said && sourcesErr != nil {
+		w.unread = sourcesErr.Error()
 	}
 	w.asked = err == nil && sourcesErr == nil
+	if w.asked {
+		w.askConfig(ctx)
+	}
 	if err := errors.Join(err, sourcesErr); err != nil {
 		w.cfg.Log.Debug("engine says little about itself", "error", err)
 	}
+}
+
+// askConfig asks for the engine's configuration beside the polls: an engine may
+// take many seconds for its first answer.
+func (w *watch) askConfig(ctx context.Context) {
+	answer := make(chan vllm.Config, 1)
+	w.told, w.telling = vllm.Config{}, answer
+	w.asking.Go(func() {
+		c, err := w.engine.Config(ctx)
+		if err != nil {
+			w.cfg.Log.Info("engine does not tell its configuration", "error", err)
+		}
+		answer <- c
+	})
 }
 
 // name is the identity of the keys; empty: not known yet.
@@ -184,31 +239,34 @@ func (w *watch) reload(adapters []vllm.Adapter) {
 	w.adapters = roots
 }
 
-// settle starts the ranks that are new and retires those that are gone.
-func (w *watch) settle(page vllm.Page, pageErr error, at time.Time) error {
+// settle starts the ranks that are new and retires those that are gone. At the
+// bound the others wait until some are gone.
+func (w *watch) settle(page vllm.Page, pageErr error, at time.Time) (err error) {
 	wanted := w.wanted(page, pageErr, at)
 	for _, n := range wanted {
-		w.missing[n] = 0
-		source, err := w.source(n)
+		delete(w.missing, n)
 		r := w.rank(n)
+		if r == nil && len(w.list()) >= vllm.MaxRanks {
+			continue
+		}
+		source := w.source(n)
 		switch {
-		case err != nil:
 		case r == nil:
 			now := emptied{}
 			if pageErr == nil {
 				now = emptiedOf(page)
 			}
-			r, err = w.start(n, w.identity(n, page), source, now)
+			r, startErr := w.start(n, w.identity(n, page), source, now)
+			if startErr != nil {
+				err = errors.Join(err, fmt.Errorf("rank %d: %w", n, startErr))
+				continue
+			}
+			w.mu.Lock()
+			w.ranks[n] = r
+			w.mu.Unlock()
 		case r.source != source:
-			r.source = source
-			r.tail.Move(source.Endpoint, source.Replay)
+			r.move(source)
 		}
-		if err != nil {
-			return &startError{fmt.Errorf("rank %d: %w", n, err)}
-		}
-		w.mu.Lock()
-		w.ranks[n] = r
-		w.mu.Unlock()
 	}
 	ranks := w.list()
 	for _, r := range ranks {
@@ -219,13 +277,15 @@ func (w *watch) settle(page vllm.Page, pageErr error, at time.Time) error {
 		if w.missing[r.number]++; w.missing[r.number] < retireAfter {
 			continue
 		}
-		w.cfg.Log.Info("rank is gone", "rank", r.number)
+		r.log.Warn("the engine does not have this rank any more", "do", "nothing if it was started with fewer ranks")
+		delete(w.missing, r.number)
+		delete(w.over, r.number)
 		w.mu.Lock()
 		delete(w.ranks, r.number)
 		w.mu.Unlock()
 		w.retire(r)
 	}
-	return nil
+	return err
 }
 
 // wanted are the ranks that the engine has. Metrics know best; a process may
@@ -247,33 +307,64 @@ func (w *watch) wanted(page vllm.Page, pageErr error, at time.Time) []int {
 	return numbers
 }
 
-// source is where a rank's events are: as configured, else as the engine says,
-// else where most engines have them.
-func (w *watch) source(n int) (vllm.Source, error) {
-	learned, known := w.sources[n]
-	s := vllm.Source{Endpoint: w.cfg.Events, Replay: w.cfg.Replay, Topic: w.cfg.Topic}
+// source is where a rank's events are: as the engine says, because it knows;
+// else as configured; else where most engines have them. An engine that connects
+// to us cannot say where that is.
+func (w *watch) source(n int) vllm.Source {
+	configured := w.configured(n)
+	switch {
+	case w.cfg.EventsBind, !w.said:
+		return configured
+	case w.unread != "" && w.cfg.Events != "":
+		return configured
+	case w.unread != "":
+		return vllm.Source{Unusable: "what the engine says of its event endpoints cannot be used: " + w.unread}
+	}
+	chosen, known := w.sources[n]
+	if !known {
+		chosen.Unusable = "the engine publishes no KV events"
+	}
+	// The same port under another host is the same socket, seen from here.
+	if w.cfg.Events != "" && samePort(configured.Endpoint, chosen.Endpoint) {
+		chosen.Endpoint = configured.Endpoint
+	}
+	if w.cfg.Replay == NoReplay || w.cfg.Replay != "" && samePort(configured.Replay, chosen.Replay) {
+		chosen.Replay = configured.Replay
+	}
+	overruled := w.cfg.Events != "" && chosen.Endpoint != configured.Endpoint || w.cfg.Replay != "" && chosen.Replay != configured.Replay
+	if overruled && w.over[n] != chosen {
+		w.over[n] = chosen
+		w.cfg.Log.Warn("the engine says that its events are elsewhere than configured, and is believed: correct or drop -events and -replay",
+			"rank", n, "engine", settings.RedactURLs(w.cfg.Engine), "configured", configured.Endpoint, "configured_replay", configured.Replay,
+			"events", chosen.Endpoint, "replay", chosen.Replay, "unusable", chosen.Unusable)
+	}
+	return chosen
+}
+
+// configured is a rank's source by the configuration and by convention.
+func (w *watch) configured(n int) vllm.Source {
 	host := w.engine.Host()
-	base := cmp.Or(s.Endpoint, "tcp://"+net.JoinHostPort(host, defaultEventsPort))
-	var err, replayErr error
-	switch {
-	case s.Endpoint != "":
-		s.Endpoint, err = vllm.RankEndpoint(s.Endpoint, n)
-	case known:
-		s.Endpoint = learned.Endpoint
-	default:
-		s.Endpoint, err = vllm.RankEndpoint(base, n)
+	base := cmp.Or(w.cfg.Events, "tcp://"+net.JoinHostPort(host, defaultEventsPort))
+	endpoint, err := vllm.RankEndpoint(base, n)
+	if err != nil {
+		return vllm.Source{Unusable: err.Error()}
 	}
-	switch {
-	case s.Replay == NoReplay:
-		s.Replay = ""
-	case s.Replay != "":
-		s.Replay, replayErr = vllm.RankEndpoint(s.Replay, n)
-	case known:
-		s.Replay = learned.Replay
-	default:
+	s := vllm.Source{Endpoint: endpoint}
+	switch w.cfg.Replay {
+	case NoReplay:
+	case "":
 		s.Replay = vllm.ReplayBeside(base, host, replayOffset+n)
+	default:
+		// A replay that cannot be had makes the picture a lower bound.
+		s.Replay, _ = vllm.RankEndpoint(w.cfg.Replay, n)
 	}
-	return s, errors.Join(err, replayErr)
+	return s
+}
+
+// samePort says that two endpoints may be one socket under two names.
+func samePort(a, b string) bool {
+	port := func(endpoint string) string { return endpoint[strings.LastIndexByte(endpoint, ':')+1:] }
+	return a == b || strings.HasPrefix(a, "tcp://") && strings.HasPrefix(b, "tcp://") && port(a) == port(b)
 }
 
 func (w *watch) identity(n int, page vllm.Page) identity {
@@ -288,19 +379,17 @@ func (w *watch) identity(n int, page vllm.Page) identity {
 }
 
 // tell hands a rank what a look has found about it.
-func (w *watch) tell(r *rank, page vllm.Page, pageErr error, marks map[int]mark, at time.Time) {
-	broken := r.unconnected(w.since)
-	if _, ok := w.sources[r.number]; w.said && !ok && w.cfg.Events == "" {
-		broken = "the engine publishes no KV events"
-	}
+func (w *watch) tell(r *rank, page vllm.Page, pageErr error, marks map[int]mark, asked, at time.Time) {
+	broken := cmp.Or(r.source.Unusable, r.unconnected(w.since))
 	if pageErr == nil {
 		i := slices.IndexFunc(page.Ranks, func(m vllm.RankMetrics) bool { return m.Rank == r.number })
 		if i >= 0 {
 			m := page.Ranks[i]
 			r.become(w.identity(r.number, page))
+			r.follow(hitRuleOf(w.told, w.cfg, page.Speculates, w.version))
 			r.sample(&m.Load, at)
 			if before, ok := marks[r.number]; ok {
-				broken = cmp.Or(broken, r.weigh(&m.Load, page.Resets, before))
+				r.weigh(&m.Load, emptiedOf(page), before, asked)
 				r.counted(emptiedOf(page), before)
 			}
 			if m.Cache.PrefixCaching != nil && !*m.Cache.PrefixCaching {

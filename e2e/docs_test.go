@@ -151,3 +151,38 @@ func TestDocsNameTestsThatExist(t *testing.T) {
 		}
 	}
 }
+
+// TestEveryWarningIsExplained holds the table of log messages against
+// what the programs can log at WARN and ERROR.
+func TestEveryWarningIsExplained(t *testing.T) {
+	logged := regexp.MustCompile(`(?:\.(?:Warn|Error)\(|tell\(log, \w+, |(?:report|sayLocked|failedLocked)\(|Log\(ctx, level, )"([^"]+)"`)
+	messages := make(map[string]string)
+	for _, s := range sources(t) {
+		if strings.HasPrefix(s.room, "e2e") || strings.Contains(s.room, "sim") || strings.HasPrefix(s.room, "protocol/pb") {
+			continue
+		}
+		for _, m := range logged.FindAllStringSubmatch(s.text, -1) {
+			messages[m[1]] = s.path
+		}
+	}
+	if len(messages) < 40 {
+		t.Fatalf("only %d messages found", len(messages))
+	}
+	_, table, _ := strings.Cut(read(t, operations), "<!-- log -->\n")
+	table, _, ok := strings.Cut(table, "<!-- end of log -->")
+	if !ok {
+		t.Fatalf("%s has no table of log messages", operations)
+	}
+	explained := make(map[string]bool)
+	for _, row := range regexp.MustCompile(`(?m)^\| (.+?) \| (?:WARN|ERROR) \| (?:both|agent|scheduler) \| .+ \|$`).FindAllStringSubmatch(table, -1) {
+		explained[row[1]] = true
+		if messages[row[1]] == "" {
+			t.Errorf("%s explains %q, which nobody logs", operations, row[1])
+		}
+	}
+	for m, path := range messages {
+		if !explained[m] {
+			t.Errorf("%s does not say what to do about %q of %s", operations, m, path)
+		}
+	}
+}

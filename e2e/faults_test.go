@@ -126,7 +126,7 @@ func (e *engine) process(pod string) *exec.Cmd {
 	if err != nil {
 		e.t.Fatal(err, path)
 	}
-	cmd := exec.Command(path, "-nats", e.NATS, "-engine", e.URL(), "-pod", pod, "-listen", "", "-heartbeat", "100ms", "-probe", "100ms")
+	cmd := exec.Command(path, "-nats-url", e.NATS, "-engine", e.URL(), "-pod", pod, "-admin-address", "", "-heartbeat", "100ms", "-probe", "100ms")
 	if err := cmd.Start(); err != nil {
 		e.t.Fatal(err)
 	}

@@ -354,7 +354,7 @@ func TestHostileMessages(t *testing.T) {
 func TestHostileRequests(t *testing.T) {
 	t.Parallel()
 	p := open(t, stage.Options{})
-	e := p.engine(fakevllm.Config{Adapters: []fakevllm.Adapter{{Name: "lora", Path: "/lora"}}}).watched("pod")
+	e := p.engine(fakevllm.Config{MaxModelLen: 2_000_000, Blocks: 130_000, Adapters: []fakevllm.Adapter{{Name: "lora", Path: "/lora"}}}).watched("pod")
 	q := random(1, 100)
 	e.complete(q)
 	e.truth(soon, q)

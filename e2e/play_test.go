@@ -282,6 +282,10 @@ func (e *engine) watchedBy(opt stage.AgentOptions) *engine {
 		opt.Engine = e.URL()
 	}
 	opt.Ranks = max(e.cfg.Ranks, 1)
+	if opt.Events != "" { // as with a release that cannot contradict it
+		e.cfg.NoSources = true
+		e.HideSources(true)
+	}
 	var err error
 	if e.agent, err = e.Agent(opt); err != nil {
 		e.t.Fatal(err)

@@ -154,7 +154,7 @@ func TestProfilesAreReadAgain(t *testing.T) {
 	write("profiles: [" + entry(".nan") + ", {model: other, indexes: [[1], [1]]}]")
 	p.until("the new profiles are used", func() bool { return p.counted(p.Admin, "kvscout_scheduler_profiles", "") == 2 })
 	before := p.counted(p.Admin, "kvscout_scheduler_profile_events_total", "unmeasured")
-	p.score(r) // answered all the same
+	p.pick(r) // answered all the same
 	if after := p.counted(p.Admin, "kvscout_scheduler_profile_events_total", "unmeasured"); after <= before {
 		t.Errorf("%v requests of which the profile says nothing, before it %v", after, before)
 	}

@@ -94,7 +94,7 @@ func (s *secured) agent(engine *engine, namespace, uid string, who key) *agent.A
 	a, err := agent.New(agent.Config{
 		NATSURL: s.nats, NATSSeed: who.seed, NATSCredentials: who.credentials, NATSTLS: agent.TLS{Cert: pair.Cert, Key: pair.Key, CA: s.ca.CA},
 		Engine: engine.URL(), Events: engine.Events(0).Endpoint(), Replay: engine.Events(0).ReplayEndpoint(),
-		Namespace: namespace, PodUID: uid, Listen: "127.0.0.1:0", Heartbeat: 50 * time.Millisecond, Probe: 50 * time.Millisecond, Log: slog.New(slog.DiscardHandler),
+		Namespace: namespace, PodUID: uid, AdminAddress: "127.0.0.1:0", Heartbeat: 50 * time.Millisecond, Probe: 50 * time.Millisecond, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		s.t.Fatal(err)
@@ -145,11 +145,11 @@ func (s *secured) holds(who key, uid string) {
 	engine := s.engine(77)
 	honest := s.agent(engine, "prod", uid, who)
 	name := "prod_" + uid + "_0"
-	s.until("the honest agent is believed", func() bool { return proven(s.members()[name]) && honest.Status().Ready })
+	s.until("the honest agent is believed", func() bool { return proven(s.members()[name]) && honest.Status().Believed })
 	liar := s.agent(engine, "dev", uid, who)
 	s.until("the liar says that it is refused", func() bool {
 		st := liar.Status()
-		return !st.Ready && strings.Contains(st.Reason, "kvscout.v1.default.load.dev."+uid+".0")
+		return !st.Believed && strings.Contains(st.Reason, "kvscout.v1.default.load.dev."+uid+".0")
 	})
 	if got := s.members(); len(got) != 1 || !proven(got[name]) {
 		s.t.Errorf("members %v", got)
@@ -252,7 +252,7 @@ func TestOneSigningKeyServesAllPods(t *testing.T) {
 		a := s.agent(engine, "prod", c.uid, key{credentials: c.credentials})
 		s.until(name+" is refused", func() bool {
 			st := a.Status()
-			return !st.Ready && strings.Contains(st.Reason, "kvscout.v1.default.load.prod."+c.uid+".0")
+			return !st.Believed && strings.Contains(st.Reason, "kvscout.v1.default.load.prod."+c.uid+".0")
 		})
 	}
 	if got := s.members(); len(got) != 2 || !proven(got["prod_first_0"]) || !proven(got["prod_second_0"]) {

@@ -1,9 +1,13 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"encoding/hex"
+	"fmt"
 	"io"
+	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"regexp"
@@ -21,10 +25,13 @@ import (
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvscout/kvscout/e2e/fakevllm"
+	"github.com/kvscout/kvscout/e2e/journal"
 	"github.com/kvscout/kvscout/e2e/stage"
 	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/scheduler"
 )
 
 // receiver is what OTLP is sent to.
@@ -34,12 +41,19 @@ type receiver struct {
 	mu      sync.Mutex // guards what follows
 	spans   []*tracepb.Span
 	metrics map[string]bool
+	// instances are the service.instance.id that spans came from, by service.
+	instances map[string]string
 }
 
 func (r *receiver) Export(_ context.Context, req *tracespb.ExportTraceServiceRequest) (*tracespb.ExportTraceServiceResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, resource := range req.GetResourceSpans() {
+		about := make(map[string]string)
+		for _, kv := range resource.GetResource().GetAttributes() {
+			about[kv.GetKey()] = kv.GetValue().GetStringValue()
+		}
+		r.instances[about["service.name"]] = about["service.instance.id"]
 		for _, scope := range resource.GetScopeSpans() {
 			r.spans = append(r.spans, scope.GetSpans()...)
 		}
@@ -85,13 +99,14 @@ func collector(t *testing.T) *receiver {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &receiver{metrics: make(map[string]bool)}
+	r := &receiver{metrics: make(map[string]bool), instances: make(map[string]string)}
 	server := grpc.NewServer()
 	tracespb.RegisterTraceServiceServer(server, r)
 	metricspb.RegisterMetricsServiceServer(server, metricsReceiver{receiver: r})
 	done := make(chan struct{})
 	go func() { defer close(done); _ = server.Serve(l) }()
 	t.Cleanup(func() { server.Stop(); <-done })
+	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+l.Addr().String())
 	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
 	t.Setenv("OTEL_METRIC_EXPORT_INTERVAL", "100")
@@ -202,6 +217,109 @@ func TestDecisionIsASpanThatLeadsToTheEvents(t *testing.T) {
 		defer r.mu.Unlock()
 		return r.metrics["kvscout.scheduler.decisions"] && r.metrics["kvscout.scheduler.hit.tokens"] && r.metrics["kvscout.agent.trust"]
 	})
+}
+
+// TestSpansAndLogsTellWhoseRequestItWas: what the caller calls it, where it went,
+// what became of it, and what took its time; and why a call failed.
+func TestSpansAndLogsTellWhoseRequestItWas(t *testing.T) {
+	r := collector(t)
+	log := &journal.Journal{}
+	p := open(t, stage.Options{
+		Log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Change: func(c *scheduler.Config) {
+			c.QueueLength, c.QueueBudget, c.QueueWait = 8, time.Millisecond, 300*time.Millisecond
+			c.SessionHeaders = "x-session"
+		},
+	})
+	e := p.engine(fakevllm.Config{ScaleOut: true}).watched("pod")
+	q := random(1, 160)
+	e.complete(q)
+	e.truth(patience, q)
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", "00-"+callerTrace+"-"+callerSpan+"-01")
+	request := func(id string) *pb.Request {
+		return &pb.Request{Id: id, Model: model, Tenant: "team-a", Headers: map[string]string{"X-Session": "talk-1"},
+			Prompt: &pb.Request_Text{Text: strings.Repeat("word ", 2000)}}
+	}
+	d, err := p.Client.Pick(ctx, &pb.PickRequest{Request: request("req-1")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, full := p.Client.Pick(ctx, &pb.PickRequest{Request: request("req-2")}) // no room: it waits
+	if full == nil {
+		t.Fatal("a second request found room at once")
+	}
+	if _, err := p.Client.Report(ctx, &pb.ReportRequest{Decision: d.GetDecision(), Outcome: pb.Outcome_OUTCOME_FINISHED}); err != nil {
+		t.Fatal(err)
+	}
+	// has waits for a span of the trace that says all this.
+	has := func(name string, want map[string]string) *tracepb.Span {
+		t.Helper()
+		var found *tracepb.Span
+		p.until("a span "+name+" says "+fmt.Sprint(want), func() bool {
+			for _, s := range r.named(name) {
+				fits := hex.EncodeToString(s.GetTraceId()) == callerTrace
+				for key, value := range want {
+					fits = fits && said(s, key).GetStringValue() == value
+				}
+				if fits {
+					found = s
+				}
+			}
+			return found != nil
+		})
+		return found
+	}
+	member := e.id()
+	address := d.GetRanking().GetCandidates()[0].GetMember().GetAddress()
+	whose := map[string]string{"kvscout.request": "req-1", "kvscout.session": "talk-1", "kvscout.tenant": "team-a"}
+	call := has("kvscout.scheduler.v1.Scheduler/Pick", whose)
+	decision := has("kvscout.decision", map[string]string{"kvscout.request": "req-1", "kvscout.session": "talk-1", "kvscout.tenant": "team-a", "kvscout.member": member, "kvscout.address": address})
+	if !bytes.Equal(decision.GetParentSpanId(), call.GetSpanId()) {
+		t.Error("the decision is not below its call")
+	}
+	failed := has("kvscout.scheduler.v1.Scheduler/Pick", map[string]string{"kvscout.request": "req-2"})
+	below := func(name string, parent *tracepb.Span) *tracepb.Span {
+		for _, s := range r.named(name) {
+			if bytes.Equal(s.GetParentSpanId(), parent.GetSpanId()) && s.GetEndTimeUnixNano() > s.GetStartTimeUnixNano() {
+				return s
+			}
+		}
+		t.Errorf("no span %s below %v", name, parent.GetName())
+		return &tracepb.Span{}
+	}
+	below("kvscout.tokenize", call)
+	below("kvscout.tokenize", failed)
+	if s := below("kvscout.wait", failed); time.Duration(s.GetEndTimeUnixNano()-s.GetStartTimeUnixNano()) < 250*time.Millisecond {
+		t.Errorf("the span of the wait is %d ns", s.GetEndTimeUnixNano()-s.GetStartTimeUnixNano())
+	}
+	message := ""
+	for _, event := range failed.GetEvents() {
+		for _, kv := range event.GetAttributes() {
+			if kv.GetKey() == "exception.message" {
+				message = kv.GetValue().GetStringValue()
+			}
+		}
+	}
+	if want := status.Convert(full).Message(); !strings.Contains(message, want) {
+		t.Errorf("the failed call says %q, want %q", message, want)
+	}
+	has("kvscout.scheduler.v1.Scheduler/Report", map[string]string{"kvscout.decision": d.GetDecision(), "kvscout.outcome": "finished"})
+	r.mu.Lock()
+	instances := maps.Clone(r.instances)
+	r.mu.Unlock()
+	if instances["kvscout-scheduler"] == "" || instances["kvscout-agent"] != "default/pod" {
+		t.Errorf("instances %v", instances)
+	}
+
+	for _, want := range [][]string{
+		{"level=DEBUG", "msg=decided", "decision=" + d.GetDecision(), "request=req-1", "session=talk-1", "tenant=team-a", "member=" + member, "address=" + address},
+		{"level=DEBUG", "msg=reported", "decision=" + d.GetDecision(), "outcome=finished"},
+		{"level=WARN", `msg="call failed"`, "request=req-2", "tenant=team-a", "code=DEADLINE_EXCEEDED", "no member had room"},
+	} {
+		if len(log.Since(0, want...)) != 1 {
+			t.Errorf("the log does not say %q", want)
+		}
+	}
 }
 
 // scraped is the metrics page in a format.

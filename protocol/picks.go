@@ -26,6 +26,8 @@ func checkPicks(p *pb.Picks) error {
 	switch {
 	case p.GetSender() == 0 || p.GetSequence() == 0:
 		return fmt.Errorf("sender %#x, sequence %d", p.GetSender(), p.GetSequence())
+	case len(p.GetName()) > MaxName:
+		return fmt.Errorf("name of %d bytes, at most %d", len(p.GetName()), MaxName)
 	case len(p.GetCharges()) > MaxPicks || len(p.GetEnds()) > MaxPicks:
 		return fmt.Errorf("%d charges and %d ends, at most %d", len(p.GetCharges()), len(p.GetEnds()), MaxPicks)
 	}

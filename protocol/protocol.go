@@ -17,6 +17,7 @@
 //	kvscout.v1.<pool>.load.<member>      Heartbeat        agent -> schedulers
 //	kvscout.v1.<pool>.snapshot.<member>  SnapshotRequest  scheduler -> agent,
 //	                                     answered by SnapshotChunk on the reply subject
+//	kvscout.v1.<pool>.verdict.<member>   Verdict          scheduler -> agent
 //	kvscout.v1.<pool>.picks              Picks            scheduler -> schedulers
 //
 // A member's name is <namespace>_<pod uid>_<rank>; in a subject its three parts
@@ -33,7 +34,9 @@
 // A member's keys are rooted in the first of its model names. There are three
 // lanes: GPU; GPU or host; GPU, host or local disk. What is held on a lane is
 // held on every later lane too, and each lane is prefix-closed: a block is
-// published on a lane only while all its ancestors are.
+// published on a lane only while all its ancestors are. Beside the lanes stand
+// the ends: the blocks of the GPU lane at which an engine with other than full
+// attention would accept a hit to end.
 //
 // # Epoch and sequence
 //
@@ -74,6 +77,15 @@
 // at once and asks for a snapshot. A delta or heartbeat at or below the known
 // sequence of the known epoch is a repetition and is ignored.
 //
+// # Verdicts
+//
+// A scheduler tells each agent what it makes of its member: how far it trusts
+// the picture, and why it refuses the member where it does. It does so when
+// that changes and every VerdictEvery, always upon something that the member
+// said: nothing is said to who is silent. What cannot be a member's name is
+// told so on the tokens that it used. An agent changes nothing for it but what
+// it shows: one that nobody believes is down, and looks well from inside.
+//
 // # Schedulers among themselves
 //
 // A scheduler tells the others whom it charged for a request, what will be
@@ -93,16 +105,23 @@
 // A message counts only if its header names the member of its subject: rights
 // on subjects, given by the NATS server, are what ties a member to its agent.
 // Beyond that nothing a message says is believed before it was checked: see
-// ReadDelta, ReadHeartbeat, ReadChunk, ReadRequest and ReadPicks.
+// ReadDelta, ReadHeartbeat, ReadChunk, ReadRequest, ReadVerdict and ReadPicks.
 package protocol
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // Version of the protocol, in every message.
 const Version = 1
 
-// Lanes is the number of lanes of a picture.
-const Lanes = 3
+// Lanes is the number of lanes of a picture, and Ends the place of LANE_ENDS
+// behind them.
+const (
+	Lanes = 3
+	Ends  = Lanes
+)
 
 const (
 	// MaxMessage bounds the size of every message in bytes.
@@ -117,6 +136,8 @@ const (
 	// schedulers, MaxMarks the keys of one charge.
 	MaxPicks = 64
 	MaxMarks = 256
+	// MaxReason bounds a verdict's texts in bytes.
+	MaxReason = 512
 	// MaxInfo bounds what a heartbeat says of its member in bytes, and MaxNames
 	// the models and adapters that it names.
 	MaxInfo  = 64 << 10
@@ -127,6 +148,15 @@ const (
 // says how long it really is.
 const HeartbeatEvery = 300 * time.Millisecond
 
-// Held is what a member holds, lane by lane: how many keys, and the XOR of
-// their digests.
-type Held [Lanes]struct{ Count, Digest uint64 }
+// VerdictEvery is the time between two verdicts on a member when nothing
+// changes. A message says how long it really is.
+const VerdictEvery = 10 * time.Second
+
+// Held is what a member holds, lane by lane and last its ends: how many keys,
+// and the XOR of their digests.
+type Held [Lanes + 1]struct{ Count, Digest uint64 }
+
+// Shorten makes a text fit into a message: at most so many bytes, and valid.
+func Shorten(most int, text string) string {
+	return strings.ToValidUTF8(text[:min(len(text), most)], "")
+}

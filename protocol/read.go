@@ -70,18 +70,34 @@ func ReadRequest(data []byte, member string) (*pb.SnapshotRequest, error) {
 	return r, nil
 }
 
+// ReadVerdict decodes and checks what a scheduler makes of member.
+func ReadVerdict(data []byte, member string) (*pb.Verdict, error) {
+	v := new(pb.Verdict)
+	if err := unmarshal(data, v); err != nil {
+		return nil, fmt.Errorf("decode verdict: %w", err)
+	}
+	if err := checkVerdict(v, member); err != nil {
+		return nil, fmt.Errorf("verdict: %w", err)
+	}
+	return v, nil
+}
+
 // ReadHeld reads the lanes of a message: each lane once, in order, and no lane
-// smaller than the one that it contains.
+// smaller than the one that it contains. Ends may be left out where there are
+// none.
 func ReadHeld(lanes []*pb.LaneState) (Held, error) {
 	var h Held
-	if len(lanes) != Lanes {
+	if len(lanes) != Lanes && len(lanes) != Lanes+1 {
 		return h, fmt.Errorf("%d lanes, want %d", len(lanes), Lanes)
 	}
 	for i, l := range lanes {
 		if l.GetLane() != pb.Lane(i+1) {
 			return h, fmt.Errorf("lane %d is named %v", i, l.GetLane())
 		}
-		if i > 0 && l.GetCount() < h[i-1].Count {
+		if i == Ends && l.GetCount() > h[0].Count {
+			return h, fmt.Errorf("%d ends among %d keys", l.GetCount(), h[0].Count)
+		}
+		if i > 0 && i < Lanes && l.GetCount() < h[i-1].Count {
 			return h, fmt.Errorf("%v holds %d keys, the lane in it %d", l.GetLane(), l.GetCount(), h[i-1].Count)
 		}
 		if l.GetCount() == 0 && l.GetDigest() != 0 {
@@ -116,6 +132,9 @@ func checkHeader(h *pb.Header, member string) error {
 	}
 	if h.GetEpoch() == 0 {
 		return errors.New("no epoch")
+	}
+	if n := h.GetRule().GetDroppedBlocks(); n > 1 {
+		return fmt.Errorf("%d blocks are dropped of a hit, at most 1 can be", n)
 	}
 	return nil
 }
@@ -169,6 +188,11 @@ func checkHeartbeat(h *pb.Heartbeat, member string) error {
 	if i == nil {
 		return errors.New("no member info")
 	}
+	if i.GetAddress() != "" {
+		if _, err := ParseAddress(i.GetAddress()); err != nil {
+			return fmt.Errorf("member info: %w", err)
+		}
+	}
 	if n := proto.Size(i); n > MaxInfo {
 		return fmt.Errorf("member info of %d bytes, at most %d", n, MaxInfo)
 	}
@@ -213,6 +237,24 @@ func checkChunk(c *pb.SnapshotChunk, member string) error {
 	return err
 }
 
+func checkVerdict(v *pb.Verdict, member string) error {
+	if v.GetVersion() != Version {
+		return fmt.Errorf("%w %d", ErrVersion, v.GetVersion())
+	}
+	if v.GetMember() != member {
+		return fmt.Errorf("%w: %.80q", ErrMember, v.GetMember())
+	}
+	if v.GetSender() == 0 {
+		return errors.New("no sender")
+	}
+	for _, text := range []string{v.GetScheduler(), v.GetReason(), v.GetRefused()} {
+		if len(text) > MaxReason {
+			return fmt.Errorf("text of %d bytes, at most %d", len(text), MaxReason)
+		}
+	}
+	return checkTrust(v.GetTrust())
+}
+
 func checkTrust(t pb.Trust) error {
 	if t < pb.Trust_TRUST_UNKNOWN || t > pb.Trust_TRUST_EXACT {
 		return fmt.Errorf("unknown trust %d", t)
@@ -225,10 +267,10 @@ func checkStored(s *pb.Stored) error {
 }
 
 func checkRun(lane, through pb.Lane, position uint32, before, keys []uint64) error {
-	if lane < pb.Lane_LANE_GPU || lane > pb.Lane_LANE_DISK {
+	if lane < pb.Lane_LANE_GPU || lane > pb.Lane_LANE_ENDS {
 		return fmt.Errorf("unknown lane %d", lane)
 	}
-	if through != pb.Lane_LANE_UNSPECIFIED && (through < lane || through > pb.Lane_LANE_DISK) {
+	if through != pb.Lane_LANE_UNSPECIFIED && (lane == pb.Lane_LANE_ENDS || through < lane || through > pb.Lane_LANE_DISK) {
 		return fmt.Errorf("lanes %d through %d", lane, through)
 	}
 	if len(keys) == 0 {

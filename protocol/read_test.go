@@ -61,6 +61,29 @@ func chunk() *pb.SnapshotChunk {
 	}
 }
 
+func verdict() *pb.Verdict {
+	return &pb.Verdict{Version: Version, Member: member, Sender: 1, Scheduler: "host", Trust: pb.Trust_TRUST_EXACT, IntervalMs: 10_000}
+}
+
+func TestReadVerdictRefuses(t *testing.T) {
+	if _, err := ReadVerdict(encode(t, verdict()), member); err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func(*pb.Verdict){
+		"version": func(v *pb.Verdict) { v.Version = 2 },
+		"member":  func(v *pb.Verdict) { v.Member = "default_other_0" },
+		"sender":  func(v *pb.Verdict) { v.Sender = 0 },
+		"trust":   func(v *pb.Verdict) { v.Trust = 9 },
+		"text":    func(v *pb.Verdict) { v.Refused = strings.Repeat("x", MaxReason+1) },
+	} {
+		v := verdict()
+		spoil(v)
+		if _, err := ReadVerdict(encode(t, v), member); err == nil {
+			t.Errorf("%s passed", name)
+		}
+	}
+}
+
 func encode(t testing.TB, m proto.Message) []byte {
 	data, err := proto.Marshal(m)
 	if err != nil {
@@ -76,14 +99,19 @@ func TestReadDeltaRefuses(t *testing.T) {
 		spoil func(*pb.Delta)
 		want  string
 	}{
-		"version":         {func(d *pb.Delta) { d.Header.Version = 2 }, "unknown protocol version 2"},
-		"no header":       {func(d *pb.Delta) { d.Header = nil }, "unknown protocol version 0"},
-		"other member":    {func(d *pb.Delta) { d.Header.Member = "default_uid-2_0" }, "names another member"},
-		"no epoch":        {func(d *pb.Delta) { d.Header.Epoch = 0 }, "no epoch"},
-		"sequence 0":      {func(d *pb.Delta) { d.Header.Sequence = 0 }, "sequence 0"},
-		"empty change":    {func(d *pb.Delta) { d.Changes[0].Change = nil }, "change 0: neither"},
-		"no lane":         {func(d *pb.Delta) { first(d).Lane = 0 }, "change 0: unknown lane 0"},
-		"lane 4":          {func(d *pb.Delta) { second(d).Lane = 4 }, "change 1: unknown lane 4"},
+		"version":      {func(d *pb.Delta) { d.Header.Version = 2 }, "unknown protocol version 2"},
+		"no header":    {func(d *pb.Delta) { d.Header = nil }, "unknown protocol version 0"},
+		"other member": {func(d *pb.Delta) { d.Header.Member = "default_uid-2_0" }, "names another member"},
+		"no epoch":     {func(d *pb.Delta) { d.Header.Epoch = 0 }, "no epoch"},
+		"sequence 0":   {func(d *pb.Delta) { d.Header.Sequence = 0 }, "sequence 0"},
+		"empty change": {func(d *pb.Delta) { d.Changes[0].Change = nil }, "change 0: neither"},
+		"no lane":      {func(d *pb.Delta) { first(d).Lane = 0 }, "change 0: unknown lane 0"},
+		"lane 5":       {func(d *pb.Delta) { second(d).Lane = 5 }, "change 1: unknown lane 5"},
+		"ends through": {func(d *pb.Delta) { first(d).Lane = 4; first(d).Through = 4 }, "lanes 4 through 4"},
+		"two dropped":  {func(d *pb.Delta) { d.Header.Rule = &pb.HitRule{DroppedBlocks: 2} }, "2 blocks are dropped"},
+		"too many ends": {func(d *pb.Delta) {
+			d.Lanes = append(d.Lanes, &pb.LaneState{Lane: pb.Lane_LANE_ENDS, Count: d.Lanes[0].Count + 1})
+		}, "ends among"},
 		"through lane 4":  {func(d *pb.Delta) { first(d).Through = 4 }, "lanes 1 through 4"},
 		"lanes back":      {func(d *pb.Delta) { second(d).Lane = 3; second(d).Through = 2 }, "lanes 3 through 2"},
 		"no keys":         {func(d *pb.Delta) { first(d).Keys = nil }, "no keys"},
@@ -194,7 +222,13 @@ func FuzzRead(f *testing.F) {
 	f.Add(encode(f, chunk()))
 	f.Add(encode(f, &pb.SnapshotRequest{Version: Version, Member: member}))
 	f.Add(encode(f, picks()))
+	f.Add(encode(f, verdict()))
 	f.Fuzz(func(t *testing.T, data []byte) {
+		if v, err := ReadVerdict(data, member); err == nil {
+			if v.Member != member || v.Sender == 0 || len(v.Refused) > MaxReason || checkTrust(v.Trust) != nil {
+				t.Fatalf("passed: %v", v)
+			}
+		}
 		if p, err := ReadPicks(data); err == nil {
 			for _, c := range p.Charges {
 				if CheckMember(c.Member) != nil || !(c.PrefillMs >= 0) || len(c.Marks) > MaxMarks {

@@ -1,6 +1,8 @@
 package protocol
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"strconv"
 	"strings"
@@ -18,6 +20,8 @@ const (
 	Load
 	// Snapshot carries snapshot requests.
 	Snapshot
+	// Verdict carries what schedulers make of a member.
+	Verdict
 )
 
 // Subjects names the subjects of one pool.
@@ -47,6 +51,9 @@ func (s Subjects) Load(member string) string { return s.base + "load." + tokens(
 // Snapshot is where a member is asked for its whole picture.
 func (s Subjects) Snapshot(member string) string { return s.base + "snapshot." + tokens(member) }
 
+// Verdict is where a member's agent is told what a scheduler makes of it.
+func (s Subjects) Verdict(member string) string { return s.base + "verdict." + tokens(member) }
+
 // Picks is where schedulers tell each other what they decided.
 func (s Subjects) Picks() string { return s.base + "picks" }
 
@@ -56,6 +63,9 @@ func (s Subjects) Inbox() string { return s.base + "inbox" }
 // tokens writes a member's name as subject tokens, so that rights can be given
 // for a namespace or a pod: <namespace>.<pod uid>.<rank>.
 func tokens(member string) string {
+	if strings.IndexByte(member, '.') >= 0 {
+		return member // as Speaker gives them
+	}
 	first, last := strings.IndexByte(member, '_'), strings.LastIndexByte(member, '_')
 	if first == last {
 		return member // not a name; nobody speaks for it
@@ -78,6 +88,8 @@ func (s Subjects) Parse(subject string) (Kind, string, error) {
 		kind = Load
 	case "snapshot":
 		kind = Snapshot
+	case "verdict":
+		kind = Verdict
 	default:
 		return 0, "", fmt.Errorf("subject %.80q: unknown kind", subject)
 	}
@@ -95,11 +107,55 @@ func (s Subjects) Parse(subject string) (Kind, string, error) {
 	return kind, member, nil
 }
 
+// Speaker is what a subject of a Delta or Heartbeat has where a member's name
+// belongs: three tokens with dots between, which no name has. Verdict takes them
+// as it does a name. ok is false where nobody could be told on them.
+func (s Subjects) Speaker(subject string) (tokens string, ok bool) {
+	rest, ours := strings.CutPrefix(subject, s.base)
+	word, tokens, _ := strings.Cut(rest, ".")
+	ok = ours && (word == "blocks" || word == "load") && strings.Count(tokens, ".") == 2 &&
+		len(tokens) <= 2*MaxName && !strings.ContainsAny(tokens, "*> ")
+	return tokens, ok
+}
+
 // Member is one data-parallel rank of one engine, the unit that is scheduled.
 type Member struct {
 	Namespace string
 	PodUID    string
 	Rank      uint32
+}
+
+const (
+	// maxNamespace and maxPodUID bound what Identity leaves of a name in bytes:
+	// together with any rank they fit into MaxName.
+	maxNamespace, maxPodUID = 63, 120
+	// digits of the digest that stands for what Identity took away.
+	digits = 8
+)
+
+// Identity is the member that a namespace and a pod id, as people give them,
+// stand for. What can be part of a member's name stays as it is. Of anything
+// else each other character becomes '-', what is too long is cut, and '-' and
+// the first 8 hexadecimal digits of the SHA-256 of what was given follow, so
+// that two names do not become one member: a.b and a-b, a.b and a_b.
+func Identity(namespace, podUID string, rank uint32) Member {
+	return Member{Namespace: clean(namespace, maxNamespace, "-"), PodUID: clean(podUID, maxPodUID, "-_"), Rank: rank}
+}
+
+// clean makes a part of a name, which may hold letters, digits and also.
+func clean(given string, limit int, also string) string {
+	cleaned := strings.Map(func(r rune) rune {
+		switch {
+		case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9', strings.ContainsRune(also, r):
+			return r
+		}
+		return '-'
+	}, given)
+	if cleaned == given && len(given) <= limit {
+		return given
+	}
+	sum := sha256.Sum256([]byte(given))
+	return cleaned[:min(len(cleaned), limit-digits-1)] + "-" + hex.EncodeToString(sum[:])[:digits]
 }
 
 // Name is <namespace>_<pod uid>_<rank>. It fails when

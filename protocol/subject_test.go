@@ -22,6 +22,38 @@ func TestMemberNameLeadsBackToItsParts(t *testing.T) {
 	}
 }
 
+func TestIdentityIsAlwaysAName(t *testing.T) {
+	long := strings.Repeat("x", 300)
+	seen := make(map[string]string)
+	for _, given := range []string{
+		"ip-10-0-0-1.ec2.internal", "ip-10-0-0-1-ec2-internal", "ip-10-0-0-1_ec2_internal", "ip-10-0-0-1.ec2-internal",
+		"gpu_1", "gpu-1", "gpu.1", "ü", "ö", "a b", "a\nb", "*", ">", "a\xffb", "a\xfeb", long, long + "y", strings.Repeat("ü", 300),
+	} {
+		m := Identity(given, given, 4294967295)
+		name, err := m.Name()
+		if err != nil {
+			t.Errorf("%q: %v", given, err)
+			continue
+		}
+		if other, taken := seen[name]; taken {
+			t.Errorf("%q and %q are both %s", given, other, name)
+		}
+		seen[name] = given
+		if again := Identity(m.Namespace, m.PodUID, m.Rank); again != m {
+			t.Errorf("%q: cleaned twice it is %v, not %v", given, again, m)
+		}
+	}
+	for given, want := range map[string]string{
+		"2f3c1f0e-8a70-4f6e-9b0f-0a1b2c3d4e5f": "2f3c1f0e-8a70-4f6e-9b0f-0a1b2c3d4e5f", "host_1": "host_1",
+		// printf %s ip-10-0-0-1.ec2.internal | sha256sum | cut -c 1-8
+		"ip-10-0-0-1.ec2.internal": "ip-10-0-0-1-ec2-internal-f8d80228",
+	} {
+		if got := Identity("default", given, 0).PodUID; got != want {
+			t.Errorf("%q became %q, want %q", given, got, want)
+		}
+	}
+}
+
 func TestMemberNameRefusesWhatIsNoToken(t *testing.T) {
 	for _, m := range []Member{
 		{"", "uid", 0},
@@ -51,6 +83,31 @@ func TestParseMemberRefuses(t *testing.T) {
 	}
 }
 
+func TestWhoCannotBeAMemberIsStillSpokenTo(t *testing.T) {
+	s, err := NewSubjects("default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for subject, want := range map[string]string{
+		"kvscout.v1.default.load.a_b.c.0":                               "kvscout.v1.default.verdict.a_b.c.0", // not a_b_c_0's, who is another
+		"kvscout.v1.default.blocks.a.b.00":                              "kvscout.v1.default.verdict.a.b.00",
+		"kvscout.v1.default.load.a.*.0":                                 "",
+		"kvscout.v1.default.load.a.>.0":                                 "",
+		"kvscout.v1.default.load.a.b.c.0":                               "",
+		"kvscout.v1.default.inbox.a.b.x":                                "",
+		"kvscout.v1.other.load.a_b.c.0":                                 "",
+		"kvscout.v1.default.load.a.b." + strings.Repeat("0", 2*MaxName): "",
+	} {
+		got := ""
+		if tokens, ok := s.Speaker(subject); ok {
+			got = s.Verdict(tokens)
+		}
+		if got != want {
+			t.Errorf("%s: told on %q, want %q", subject, got, want)
+		}
+	}
+}
+
 func TestSubjects(t *testing.T) {
 	s, err := NewSubjects("default")
 	if err != nil {
@@ -64,6 +121,7 @@ func TestSubjects(t *testing.T) {
 		{s.Blocks("a_b_0"), Blocks, "a_b_0"},
 		{s.Load("a_b_0"), Load, "a_b_0"},
 		{s.Snapshot("a_b_0"), Snapshot, "a_b_0"},
+		{s.Verdict("a_b_0"), Verdict, "a_b_0"},
 		{s.Blocks("a_b_c_0"), Blocks, "a_b_c_0"},
 		{"kvscout.v1.default.blocks.a.b.0", Blocks, "a_b_0"},
 		{"kvscout.v1.default.blocks.a.b_c.0", Blocks, "a_b_c_0"},

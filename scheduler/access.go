@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/url"
+	"strings"
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
@@ -12,41 +14,44 @@ import (
 )
 
 // validateAccess says what is wrong with who may connect, and how.
-func (c Config) validateAccess(bad func(key, format string, v ...any)) {
+func (c Config) validateAccess(bad func(name, format string, v ...any)) {
 	for _, t := range []struct {
-		key string
-		tls TLS
-	}{{"GRPCTLS", c.GRPCTLS}, {"NATSTLS", c.NATSTLS}} {
-		if (t.tls.Cert == "") != (t.tls.Key == "") {
-			bad(t.key, "Cert and Key belong together")
+		name string
+		tls  TLS
+	}{{"grpc-tls", c.GRPCTLS}, {"nats-tls", c.NATSTLS}} {
+		switch {
+		case t.tls.Cert != "" && t.tls.Key == "":
+			bad(t.name+"-key", "is missing: -%s-cert is set, and the two belong together", t.name)
+		case t.tls.Cert == "" && t.tls.Key != "":
+			bad(t.name+"-cert", "is missing: -%s-key is set, and the two belong together", t.name)
 		}
 	}
 	if c.GRPCTLS.CA != "" && c.GRPCTLS.Cert == "" {
-		bad("GRPCTLS", "CA is for callers' certificates, and needs Cert and Key of the server")
+		bad("grpc-tls-cert", "is missing: -grpc-tls-ca is for callers' certificates, and needs that of the server")
 	}
 	if !c.Insecure && beyond(c.GRPCAddress) && c.GRPCTLS.Cert == "" {
-		bad("GRPCAddress", "%s can be reached from elsewhere: set GRPCTLS, or Insecure to serve plain text", c.GRPCAddress)
+		bad("grpc-address", "%s can be reached from elsewhere: set -grpc-tls-cert and -grpc-tls-key, or -insecure to serve plain text", c.GRPCAddress)
 	}
 	if c.NATSURL == "" {
 		if c.NATSCredentials != "" {
-			bad("NATSCredentials", "are for a server named by NATSURL")
+			bad("nats-credentials", "are for a server named by -nats-url")
 		}
 		if c.NATSSeed != "" {
-			bad("NATSSeed", "is for a server named by NATSURL")
+			bad("nats-seed", "is for a server named by -nats-url")
 		}
 		if c.NATSTLS.CA != "" && c.NATSTLS.Cert == "" {
-			bad("NATSTLS", "CA is for clients' certificates, and needs Cert and Key of the server")
+			bad("nats-tls-cert", "is missing: -nats-tls-ca is for clients' certificates, and needs that of the server")
 		}
 		if !c.Insecure && beyond(c.NATSAddress) && (c.NATSTLS.Cert == "" || c.NATSUsers == "") {
-			bad("NATSAddress", "%s can be reached from elsewhere: set NATSTLS and NATSUsers, or Insecure to serve anybody in plain text", c.NATSAddress)
+			bad("nats-address", "%s can be reached from elsewhere: set -nats-tls-cert, -nats-tls-key and -nats-users, or -insecure to serve anybody in plain text", c.NATSAddress)
 		}
 		return
 	}
 	if c.NATSUsers != "" {
-		bad("NATSUsers", "are of the embedded server; the one named by NATSURL has users of its own")
+		bad("nats-users", "are of the embedded server; the one named by -nats-url has users of its own")
 	}
 	if c.NATSCredentials != "" && c.NATSSeed != "" {
-		bad("NATSSeed", "and NATSCredentials are two ways to say who we are; set one")
+		bad("nats-seed", "and -nats-credentials are two ways to say who we are; set one")
 	}
 }
 
@@ -60,6 +65,18 @@ func beyond(address string) bool {
 	return ip == nil || !ip.IsLoopback()
 }
 
+// natsHere tells whether all servers of NATSURL are on this machine: so are
+// those who use them, or they came through something that is.
+func (c *Config) natsHere() bool {
+	for part := range strings.SplitSeq(c.NATSURL, ",") {
+		u, err := url.Parse(strings.TrimSpace(part))
+		if err != nil || beyond(net.JoinHostPort(u.Hostname(), "1")) {
+			return false
+		}
+	}
+	return c.NATSURL != ""
+}
+
 // transport is how the API is served.
 func (c *Config) transport() (credentials.TransportCredentials, error) {
 	if c.GRPCTLS.Cert == "" {
@@ -67,7 +84,7 @@ func (c *Config) transport() (credentials.TransportCredentials, error) {
 	}
 	files, err := newCertificates(c.GRPCTLS, c.Log.With("room", "grpc"))
 	if err != nil {
-		return nil, fmt.Errorf("GRPCTLS: %w", err)
+		return nil, fmt.Errorf("-grpc-tls-cert, -grpc-tls-key and -grpc-tls-ca: %w", err)
 	}
 	return credentials.NewTLS(files.server()), nil
 }

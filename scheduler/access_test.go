@@ -1,16 +1,13 @@
 package scheduler
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -23,30 +20,9 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/kvscout/kvscout/e2e/authority"
+	"github.com/kvscout/kvscout/e2e/journal"
 	"github.com/kvscout/kvscout/protocol"
 )
-
-// journal is a log that can be read while it is written.
-type journal struct {
-	mu   sync.Mutex // guards text
-	text bytes.Buffer
-}
-
-func (j *journal) Write(p []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.Write(p)
-}
-
-func (j *journal) String() string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.String()
-}
-
-func (j *journal) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(j, &slog.HandlerOptions{Level: slog.LevelDebug}))
-}
 
 func until(t testing.TB, what string, condition func() bool) {
 	t.Helper()
@@ -128,6 +104,9 @@ func TestNATSGivesEachItsRights(t *testing.T) {
 		{"agent", agent, true, "blocks.prod.9b2c.200", false},
 		{"agent", agent, true, "load.prod.9b2c.7", false},
 		{"agent", agent, true, "blocks.prod.other.0", true},
+		{"agent", agent, false, "verdict.prod.9b2c.0", false},
+		{"agent", agent, false, "verdict.prod.other.0", true},
+		{"agent", agent, true, "verdict.prod.9b2c.0", true},
 		{"agent", agent, true, "load.prod.other.0", true},
 		{"agent", agent, true, "load.dev.9b2c.0", true},
 		{"agent", agent, true, "snapshot.prod.9b2c.0", true},
@@ -239,8 +218,8 @@ func TestUsersFileIsReadAgain(t *testing.T) {
 	second, secondSeed := authority.User(t)
 	file := filepath.Join(t.TempDir(), "users")
 	write(t, file, "agent "+first+" prod\n")
-	var log journal
-	s, _ := start(t, Config{NATSUsers: file, Log: log.logger()})
+	var log journal.Journal
+	s, _ := start(t, Config{NATSUsers: file, Log: log.Logger()})
 	conn := mustJoin(t, s.Addrs().NATS, firstSeed)
 
 	seed, err := os.ReadFile(secondSeed)
@@ -267,6 +246,32 @@ func TestUsersFileIsReadAgain(t *testing.T) {
 	}
 }
 
+// TestRightsAreForTheNameThatTheAgentUses gives a host its rights by the name
+// that its agent was given.
+func TestRightsAreForTheNameThatTheAgentUses(t *testing.T) {
+	key, _ := authority.User(t)
+	subjects, err := protocol.NewSubjects("default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, given := range []string{"prod/ip-10-0-0-1.ec2.internal", "my_team/host_1", "my_team"} {
+		users, err := parseUsers("agent "+key+" "+given, subjects)
+		if err != nil {
+			t.Errorf("%s: %v", given, err)
+			continue
+		}
+		namespace, uid, one := strings.Cut(given, "/")
+		id := protocol.Identity(namespace, uid, 0)
+		if !one {
+			id.PodUID = "*"
+		}
+		want := agentRights(subjects, id.Namespace+"_"+id.PodUID+"_*")
+		if diff := cmp.Diff(want, users[0].Permissions); diff != "" {
+			t.Errorf("%s: %s", given, diff)
+		}
+	}
+}
+
 func TestBadUsers(t *testing.T) {
 	key, _ := authority.User(t)
 	for text, want := range map[string]string{
@@ -275,9 +280,7 @@ func TestBadUsers(t *testing.T) {
 		"agent " + key:                             "must be",
 		"admin " + key:                             "must be",
 		"scheduler " + key + " prod":               "must be",
-		"agent " + key + " a.b":                    "a.b",
 		"agent " + key + " *":                      "*",
-		"agent " + key + " a_b":                    "a_b",
 		"agent " + key + " prod/":                  "prod/",
 		"agent " + key + " prod/*":                 "prod/*",
 		"agent " + key + " a\nagent " + key + " b": "line 2: the key of line 1",
@@ -288,7 +291,7 @@ func TestBadUsers(t *testing.T) {
 		if err == nil {
 			err = s.Run(t.Context())
 		}
-		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "NATSUsers") {
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "-nats-users") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
@@ -318,8 +321,8 @@ func clients(t *testing.T, ours *authority.Authority) map[string]struct {
 func TestNATSWantsCertificates(t *testing.T) {
 	ca := authority.New(t)
 	pair := ca.Issue(t, time.Now().Add(time.Hour))
-	var log journal
-	s, _ := start(t, Config{NATSTLS: TLS{Cert: pair.Cert, Key: pair.Key, CA: ca.CA}, Log: log.logger()})
+	var log journal.Journal
+	s, _ := start(t, Config{NATSTLS: TLS{Cert: pair.Cert, Key: pair.Key, CA: ca.CA}, Log: log.Logger()})
 	for name, c := range clients(t, ca) {
 		var options []nats.Option
 		if c.tls != nil {
@@ -389,9 +392,9 @@ func TestCertificatesAreReadAgain(t *testing.T) {
 	clientCA := authority.New(t)
 	anchors := filepath.Join(t.TempDir(), "clients.pem")
 	copyFile(t, anchors, clientCA.CA)
-	var log journal
+	var log journal.Journal
 	files := TLS{Cert: pair.Cert, Key: pair.Key, CA: anchors}
-	s, _ := start(t, Config{GRPCTLS: files, NATSTLS: files, Log: log.logger()})
+	s, _ := start(t, Config{GRPCTLS: files, NATSTLS: files, Log: log.Logger()})
 	mine := ca.Client(t, clientCA.Issue(t, hour))
 	dials := map[string]func() (*tls.ConnectionState, error){
 		"gRPC": func() (*tls.ConnectionState, error) {
@@ -486,24 +489,24 @@ func TestPlainOnlyOnThisMachine(t *testing.T) {
 	}{
 		"defaults":             {Config{}, ""},
 		"loopback":             {Config{GRPCAddress: "[::1]:1", NATSAddress: "localhost:1"}, ""},
-		"gRPC beyond":          {Config{GRPCAddress: "0.0.0.0:1"}, "GRPCAddress: "},
-		"gRPC on IPv6":         {Config{GRPCAddress: "[::]:1"}, "GRPCAddress: "},
+		"gRPC beyond":          {Config{GRPCAddress: "0.0.0.0:1"}, "-grpc-address, "},
+		"gRPC on IPv6":         {Config{GRPCAddress: "[::]:1"}, "-grpc-address, "},
 		"gRPC with TLS":        {Config{GRPCAddress: "0.0.0.0:1", GRPCTLS: secure}, ""},
-		"NATS beyond":          {Config{NATSAddress: "10.0.0.1:1"}, "NATSAddress: "},
-		"NATS, no users":       {Config{NATSAddress: "10.0.0.1:1", NATSTLS: secure}, "NATSAddress: "},
-		"NATS, no TLS":         {Config{NATSAddress: "10.0.0.1:1", NATSUsers: "u"}, "NATSAddress: "},
+		"NATS beyond":          {Config{NATSAddress: "10.0.0.1:1"}, "-nats-address, "},
+		"NATS, no users":       {Config{NATSAddress: "10.0.0.1:1", NATSTLS: secure}, "-nats-address, "},
+		"NATS, no TLS":         {Config{NATSAddress: "10.0.0.1:1", NATSUsers: "u"}, "-nats-address, "},
 		"NATS with both":       {Config{NATSAddress: "10.0.0.1:1", NATSUsers: "u", NATSTLS: secure}, ""},
 		"not embedded":         {Config{NATSAddress: "10.0.0.1:1", NATSURL: "nats://x:1"}, ""},
 		"insecure":             {Config{GRPCAddress: "0.0.0.0:1", NATSAddress: "0.0.0.0:1", Insecure: true}, ""},
 		"probes beyond":        {Config{AdminAddress: "0.0.0.0:1"}, ""},
-		"half a pair":          {Config{GRPCTLS: TLS{Cert: "c"}}, "GRPCTLS: "},
-		"half a NATS pair":     {Config{NATSURL: "nats://x:1", NATSTLS: TLS{Key: "k"}}, "NATSTLS: "},
-		"callers' CA alone":    {Config{GRPCTLS: TLS{CA: "a"}}, "GRPCTLS: "},
-		"clients' CA alone":    {Config{NATSTLS: TLS{CA: "a"}}, "NATSTLS: "},
+		"half a pair":          {Config{GRPCTLS: TLS{Cert: "c"}}, "-grpc-tls-key, "},
+		"half a NATS pair":     {Config{NATSURL: "nats://x:1", NATSTLS: TLS{Key: "k"}}, "-nats-tls-cert, "},
+		"callers' CA alone":    {Config{GRPCTLS: TLS{CA: "a"}}, "-grpc-tls-cert, "},
+		"clients' CA alone":    {Config{NATSTLS: TLS{CA: "a"}}, "-nats-tls-cert, "},
 		"CA of another server": {Config{NATSURL: "nats://x:1", NATSTLS: TLS{CA: "a"}}, ""},
-		"users of another":     {Config{NATSURL: "nats://x:1", NATSUsers: "u"}, "NATSUsers: "},
-		"seed for ourselves":   {Config{NATSSeed: "s"}, "NATSSeed: "},
-		"seed and credentials": {Config{NATSURL: "nats://x:1", NATSSeed: "s", NATSCredentials: "c"}, "NATSSeed: "},
+		"users of another":     {Config{NATSURL: "nats://x:1", NATSUsers: "u"}, "-nats-users, "},
+		"seed for ourselves":   {Config{NATSSeed: "s"}, "-nats-seed, "},
+		"seed and credentials": {Config{NATSURL: "nats://x:1", NATSSeed: "s", NATSCredentials: "c"}, "-nats-seed, "},
 	} {
 		err := c.cfg.Validate()
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
@@ -513,8 +516,8 @@ func TestPlainOnlyOnThisMachine(t *testing.T) {
 }
 
 func TestInsecureIsSaid(t *testing.T) {
-	var log journal
-	cfg := Config{GRPCAddress: "0.0.0.0:0", AdminAddress: "127.0.0.1:0", NATSAddress: "0.0.0.0:0", Insecure: true, Log: log.logger()}
+	var log journal.Journal
+	cfg := Config{GRPCAddress: "0.0.0.0:0", AdminAddress: "127.0.0.1:0", NATSAddress: "0.0.0.0:0", Insecure: true, Log: log.Logger()}
 	s, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -533,10 +536,10 @@ func TestInsecureIsSaid(t *testing.T) {
 
 func TestFilesThatAreNotThereAreNamed(t *testing.T) {
 	for key, cfg := range map[string]Config{
-		"GRPCTLS":  {GRPCTLS: TLS{Cert: "/nowhere", Key: "/nowhere"}},
-		"NATSTLS":  {NATSTLS: TLS{Cert: "/nowhere", Key: "/nowhere"}},
-		"NATSTLS:": {NATSURL: "tls://127.0.0.1:1", NATSTLS: TLS{CA: "/nowhere"}},
-		"NATSSeed": {NATSURL: "nats://127.0.0.1:1", NATSSeed: "/nowhere"},
+		"-grpc-tls-cert": {GRPCTLS: TLS{Cert: "/nowhere", Key: "/nowhere"}},
+		"-nats-tls-cert": {NATSTLS: TLS{Cert: "/nowhere", Key: "/nowhere"}},
+		"-nats-tls-ca":   {NATSURL: "tls://127.0.0.1:1", NATSTLS: TLS{CA: "/nowhere"}},
+		"-nats-seed":     {NATSURL: "nats://127.0.0.1:1", NATSSeed: "/nowhere"},
 	} {
 		cfg.GRPCAddress, cfg.AdminAddress, cfg.NATSAddress = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
 		s, err := New(cfg)
@@ -550,9 +553,9 @@ func TestFilesThatAreNotThereAreNamed(t *testing.T) {
 }
 
 func TestSecretsAreNotPrinted(t *testing.T) {
-	var log journal
+	var log journal.Journal
 	cfg := Config{
-		NATSURL: "nats://user:s3cret@127.0.0.1:1,nats://t0ken@127.0.0.1:2", EngineAPIKey: "s3cret-key", Log: log.logger(),
+		NATSURL: "nats://user:s3cret@127.0.0.1:1,nats://t0ken@127.0.0.1:2", EngineAPIKey: "s3cret-key", Log: log.Logger(),
 	}
 	cfg.Log.Info("configuration", "config", cfg, "pointer", &cfg)
 	s, stop := start(t, cfg)

@@ -2,10 +2,10 @@ package scheduler
 
 import (
 	"net/http"
-	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/kvscout/kvscout/protocol/admin"
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/protocol/settings"
 )
@@ -13,19 +13,10 @@ import (
 // admin serves what people, probes and collectors ask for.
 func (s *Scheduler) admin() *http.Server {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { say(w, http.StatusOK, "ok") })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { say(w, true, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if s.ready() {
-			say(w, http.StatusOK, "ready")
-			return
-		}
-		why := "waiting for members to become exact"
-		if r := s.refusals.Load(); r != nil {
-			if refused := r.reason(); refused != "" {
-				why += "; " + refused
-			}
-		}
-		say(w, http.StatusServiceUnavailable, why)
+		ready, why := s.readiness()
+		say(w, ready, why)
 	})
 	mux.Handle("GET /metrics", s.telemetry.Handler())
 	mux.HandleFunc("GET /fleet", func(w http.ResponseWriter, r *http.Request) {
@@ -51,16 +42,36 @@ func (s *Scheduler) admin() *http.Server {
 		w.Header().Set("Content-Type", "application/yaml")
 		_, _ = w.Write(text)
 	})
-	return &http.Server{
-		Handler:           mux,
-		ReadHeaderTimeout: 5 * time.Second,
-		WriteTimeout:      30 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    64 << 10,
-	}
+	return admin.Server(mux, &s.refused)
 }
 
-func say(w http.ResponseWriter, status int, text string) {
+// readiness tells whether this scheduler should be asked, and why. One that lost
+// NATS goes on by its last known state: all replicas lose the same server at the
+// same time, and to take them all away would be worse than old answers.
+func (s *Scheduler) readiness() (ready bool, why string) {
+	ready, why = s.ready(), "ready"
+	switch {
+	case !s.linked():
+		why = "NATS is not connected"
+		if ready {
+			why = "ready, but NATS is not connected: answers stand on the last known state"
+		}
+	case !ready:
+		why = "waiting for members to become exact"
+	}
+	if r := s.refusals.Load(); r != nil {
+		if refused := r.reason(); refused != "" {
+			why += "; " + refused
+		}
+	}
+	return ready, why
+}
+
+func say(w http.ResponseWriter, good bool, text string) {
+	status := http.StatusOK
+	if !good {
+		status = http.StatusServiceUnavailable
+	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(status)
 	_, _ = w.Write([]byte(text + "\n"))

@@ -16,6 +16,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/kvscout/kvscout/e2e/journal"
 )
 
 func TestInventedMethodsMakeNoMetrics(t *testing.T) {
@@ -88,8 +90,8 @@ func TestConnectionsAreBounded(t *testing.T) {
 // reads nothing. The server holds so much for it and no more, cuts it off, and
 // says so; whoever reads gets everything.
 func TestSlowReadersOfTheEmbeddedNATSAreCut(t *testing.T) {
-	var log journal
-	s, _ := start(t, Config{Log: log.logger()})
+	var log journal.Journal
+	s, _ := start(t, Config{Log: log.Logger()})
 	slow, err := net.Dial("tcp", s.Addrs().NATS)
 	if err != nil {
 		t.Fatal(err)

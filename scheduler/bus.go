@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,33 +24,34 @@ type bus struct {
 	server  *embedded     // nil when the server is somebody else's
 	closed  chan struct{} // the connection is closed for good
 	refused *refusals
+	outage  *natsbus.Outage
 }
 
 // openBus starts the embedded server unless cfg names another one, and
 // connects. A server of others need not be there yet.
 func openBus(cfg *Config) (*bus, error) {
 	log := cfg.Log.With("room", "nats")
-	b := &bus{refused: &refusals{log: log, said: make(map[string]struct{})}}
 	subjects, err := protocol.NewSubjects(cfg.Pool)
 	if err != nil {
 		return nil, err
 	}
-	options, closed := natsbus.Options("kvscout-scheduler", natsbus.Events{
+	b := &bus{refused: &refusals{log: log, said: make(map[string]struct{}), picks: strconv.Quote(subjects.Picks())}}
+	options, outage, closed := natsbus.Options("kvscout-scheduler", natsbus.Events{
 		Connected:    b.refused.forget,
-		NotConnected: func(err error) { b.refused.report("cannot connect to NATS", err) },
+		NotConnected: b.refused.notConnected,
 		Failed: func(_ *nats.Conn, s *nats.Subscription, err error) {
 			switch {
 			case errors.Is(err, nats.ErrPermissionViolation):
-				b.refused.report("NATS refuses what a scheduler must be allowed to", err)
+				b.refused.forbidden(err, time.Now())
 			case s == nil:
-				b.refused.report("asynchronous error of NATS", err)
+				b.refused.report("NATS reports an error", err)
 			default:
-				log.Warn("asynchronous error", "subject", s.Subject, "error", err)
+				log.Warn("NATS reports an error", "subject", s.Subject, "error", err, "do", "nothing unless it stays: what is lost is asked for again")
 			}
 		},
 		Log: log,
 	})
-	b.closed = closed
+	b.closed, b.outage = closed, outage
 	options = append(options, nats.CustomInboxPrefix(subjects.Inbox()))
 	if cfg.NATSURL != "" {
 		b.conn, err = natsbus.Login{
@@ -83,8 +87,15 @@ func (b *bus) follow(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-look.C:
-			if err := b.conn.LastError(); err != nil && b.conn.IsReconnecting() {
-				b.refused.report("cannot connect to NATS", err)
+			err := b.conn.LastError()
+			switch {
+			case b.conn.IsReconnecting() && err != nil:
+				b.outage.Failed(err)
+				b.refused.notConnected(err)
+			case b.conn.IsConnected() && b.refused.due(time.Now()):
+				if err := b.conn.ForceReconnect(); err != nil {
+					b.refused.log.Warn("connect again", "error", err)
+				}
 			}
 		}
 	}
@@ -104,7 +115,13 @@ func (b *bus) address() string {
 	if b.server == nil {
 		return ""
 	}
-	return b.server.server.Addr().String()
+	bound := b.server.server.Addr().String()
+	host, _, err := net.SplitHostPort(b.server.cfg.NATSAddress)
+	_, port, e := net.SplitHostPort(bound)
+	if err != nil || e != nil {
+		return bound
+	}
+	return net.JoinHostPort(host, port)
 }
 
 const (
@@ -112,6 +129,9 @@ const (
 	maxRefusals = 64
 	// refusalsEvery is how often the connection is asked why it is not there.
 	refusalsEvery = 500 * time.Millisecond
+	// askAgain is how long a refused subscription waits for other rights: NATS
+	// does not say when it would allow it.
+	askAgain = 30 * time.Second
 )
 
 // refusals are logged once for a connection each: they come again with every
@@ -122,6 +142,42 @@ type refusals struct {
 	mu   sync.Mutex // guards what follows
 	said map[string]struct{}
 	last string // what was refused last, and why; empty: nothing since the last connection
+	// unheard is when a subscription was refused by which members are heard;
+	// zero: none was since the last connection.
+	unheard time.Time
+
+	picks string // subject of other schedulers, as NATS quotes it: without it members are heard
+}
+
+// forbidden takes a violation of the rights that we have at the server.
+func (r *refusals) forbidden(err error, now time.Time) {
+	if text := err.Error(); strings.Contains(strings.ToLower(text), "subscription") && !strings.Contains(text, r.picks) {
+		r.mu.Lock()
+		r.unheard = now
+		r.mu.Unlock()
+	}
+	r.report("NATS refuses what a scheduler must be allowed to", err)
+}
+
+// deaf tells that NATS does not let this scheduler hear its members.
+func (r *refusals) deaf() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !r.unheard.IsZero()
+}
+
+// due tells whether a refused subscription has waited long enough.
+func (r *refusals) due(now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !r.unheard.IsZero() && now.Sub(r.unheard) >= askAgain
+}
+
+// notConnected takes why an attempt to connect failed.
+func (r *refusals) notConnected(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.last = "cannot connect to NATS: " + err.Error()
 }
 
 func (r *refusals) report(what string, err error) {
@@ -139,7 +195,7 @@ func (r *refusals) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	clear(r.said)
-	r.last = ""
+	r.last, r.unheard = "", time.Time{}
 }
 
 // reason says what NATS refused since the last connection; empty: nothing.

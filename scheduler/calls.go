@@ -8,6 +8,7 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -18,6 +19,7 @@ import (
 // calls measures what gRPC serves of ours, by OpenTelemetry's conventions for
 // servers. otelgrpc could do that too, at a price that a decision notices.
 type calls struct {
+	log      callLog
 	duration metric.Float64Histogram
 
 	mu   sync.RWMutex // guards made
@@ -30,8 +32,9 @@ type call struct {
 	code   codes.Code
 }
 
-func newCalls(b *builder) *calls {
+func newCalls(b *builder, log callLog) *calls {
 	return &calls{
+		log:      log,
 		duration: b.histogram("rpc.server.call.duration", "s", "Duration of calls that were served.", durations),
 		made:     make(map[call][]metric.RecordOption),
 	}
@@ -41,6 +44,10 @@ func (c *calls) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, 
 	start := time.Now()
 	resp, err := handle(ctx, req)
 	c.record(ctx, info.FullMethod, start, err)
+	if span := trace.SpanFromContext(ctx); span.IsRecording() {
+		called(span, req, err)
+	}
+	c.log.called(ctx, info.FullMethod, req, err)
 	return resp, err
 }
 
@@ -48,6 +55,9 @@ func (c *calls) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServe
 	start := time.Now()
 	err := handle(srv, stream)
 	c.record(stream.Context(), info.FullMethod, start, err)
+	if span := trace.SpanFromContext(stream.Context()); err != nil && span.IsRecording() {
+		span.RecordError(err)
+	}
 	return err
 }
 

@@ -3,17 +3,18 @@ package scheduler
 import (
 	"cmp"
 	"errors"
-	"fmt"
+	"flag"
 	"log/slog"
 	"net"
 	"net/url"
 	"strings"
 	"time"
 
+	"github.com/kvscout/kvscout/protocol/settings"
+	"github.com/kvscout/kvscout/scheduler/internal/admission"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
-	"github.com/kvscout/kvscout/scheduler/internal/line"
+	"github.com/kvscout/kvscout/scheduler/internal/pick"
 	"github.com/kvscout/kvscout/scheduler/internal/policy"
-	"github.com/kvscout/kvscout/scheduler/internal/queue"
 )
 
 // Config of a scheduler. Every zero value stands for the default named.
@@ -23,7 +24,7 @@ type Config struct {
 	Pool string
 	// GRPCAddress to serve the API on; 127.0.0.1:50051.
 	GRPCAddress string
-	// AdminAddress for /healthz, /readyz, /metrics and /fleet; 127.0.0.1:9090.
+	// AdminAddress for /healthz, /readyz, /metrics and /fleet; 127.0.0.1:9479.
 	AdminAddress string
 	// NATSURL of the server to use, or several with commas between; empty:
 	// an embedded one.
@@ -44,6 +45,14 @@ type Config struct {
 	// GRPCTLS is the certificate of the API; with CA callers must have one too.
 	// Zero: plain.
 	GRPCTLS TLS
+	// EngineAddresses are the networks (10.0.0.0/8) and ends of names
+	// (.svc.cluster.local), with commas between, that members' addresses may lie
+	// in: who announces another one is refused. Empty: any, but EngineAPIKey and
+	// prompts go only where a member connects from, as far as that is known.
+	EngineAddresses string
+	// Namespaces is a file that says which namespaces may serve which models in
+	// which pools (see parseRights); empty: all may serve everything.
+	Namespaces string
 	// Insecure admits GRPCAddress and NATSAddress beyond this machine without
 	// TLS, and NATS without users.
 	Insecure bool
@@ -54,14 +63,18 @@ type Config struct {
 	// ShadowPolicy is asked about every request and does not decide: what it
 	// would have changed is counted; empty: none.
 	ShadowPolicy string
+	// AllowedPolicies names, with commas between, the policies that requests may
+	// ask for besides Policy and ShadowPolicy, with any parameters; empty: all.
+	AllowedPolicies string
 	// SessionHeaders and SessionFields name, with commas between, the headers
 	// and the fields of OpenAI bodies in which requests name their session, if
 	// they do not do so themselves; empty: none.
 	SessionHeaders, SessionFields string
-	// QueueLength is how many requests may wait for room at a time; 0: none
+	// QueueLength is how many requests may wait for room, for each model; 0: none
 	// waits, every Pick is answered at once.
 	QueueLength int
-	// QueueBytes bounds what waiting requests take; 256 MiB.
+	// QueueBytes bounds what waiting requests of one model take, and twice that
+	// what those of all models take; 256 MiB.
 	QueueBytes int64
 	// QueueWait bounds the wait of one request; 60 s.
 	QueueWait time.Duration
@@ -86,6 +99,8 @@ type Config struct {
 	PullTokenTime time.Duration
 	// MaxMembers bounds the members at a time; 4096.
 	MaxMembers int
+	// MaxDecisions bounds the decisions that are remembered at a time; 65536.
+	MaxDecisions int
 	// Grace is how long a silent member is remembered; 30 s.
 	Grace time.Duration
 	// ReadyWait bounds the wait for members that are not exact yet, before the
@@ -102,6 +117,8 @@ type Config struct {
 	CallTimeout time.Duration
 	// StopWait bounds the graceful stop; 10 s.
 	StopWait time.Duration
+	// Told is what the program was told besides, to be shown with the rest.
+	Told []settings.Setting
 	// Version of the program, for telemetry.
 	Version string
 	// Log; nil: nothing is logged.
@@ -114,7 +131,7 @@ func Defaults() Config { return Config{}.withDefaults() }
 func (c Config) withDefaults() Config {
 	c.Pool = cmp.Or(c.Pool, "default")
 	c.GRPCAddress = cmp.Or(c.GRPCAddress, "127.0.0.1:50051")
-	c.AdminAddress = cmp.Or(c.AdminAddress, "127.0.0.1:9090")
+	c.AdminAddress = cmp.Or(c.AdminAddress, "127.0.0.1:9479")
 	c.NATSAddress = cmp.Or(c.NATSAddress, "127.0.0.1:4222")
 	c.IndexBytes = cmp.Or(c.IndexBytes, 1<<30)
 	c.QueueBytes = cmp.Or(c.QueueBytes, 256<<20)
@@ -122,6 +139,7 @@ func (c Config) withDefaults() Config {
 	c.QueueAge = cmp.Or(c.QueueAge, 10*time.Second)
 	c.QueueBudget = cmp.Or(c.QueueBudget, time.Second)
 	c.MaxMembers = cmp.Or(c.MaxMembers, 4096)
+	c.MaxDecisions = cmp.Or(c.MaxDecisions, 65536)
 	c.Grace = cmp.Or(c.Grace, 30*time.Second)
 	c.ReadyWait = cmp.Or(c.ReadyWait, 10*time.Second)
 	c.TokenizeTimeout = cmp.Or(c.TokenizeTimeout, 3*time.Second)
@@ -134,13 +152,9 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// line is how requests wait.
-func (c *Config) line() line.Rules {
-	return line.Rules{
-		Queue:    queue.Config{Length: c.QueueLength, Bytes: c.QueueBytes, Age: c.QueueAge},
-		BudgetMS: ms(c.QueueBudget),
-		Wait:     c.QueueWait,
-	}
+// admission is how requests wait.
+func (c *Config) admission() admission.Rules {
+	return admission.Rules{Length: c.QueueLength, Bytes: c.QueueBytes, Age: c.QueueAge, BudgetMS: ms(c.QueueBudget), Wait: c.QueueWait}
 }
 
 // sessions is where requests name theirs; the configuration is valid.
@@ -152,6 +166,26 @@ func (c *Config) sessions() intake.Sessions {
 	return s
 }
 
+// policies that the picker uses.
+func (c *Config) policies() pick.Policies {
+	return pick.Policies{
+		Policy: c.Policy, Shadow: c.ShadowPolicy, Allowed: c.allowed(), Targets: c.targets(),
+		Disaggregate: c.Disaggregate, PullMS: ms(c.PullTokenTime),
+	}
+}
+
+// allowed lists AllowedPolicies.
+func (c *Config) allowed() []string {
+	if c.AllowedPolicies == "" {
+		return nil
+	}
+	list := strings.Split(c.AllowedPolicies, ",")
+	for i := range list {
+		list[i] = strings.TrimSpace(list[i])
+	}
+	return list
+}
+
 // targets of requests that have none.
 func (c *Config) targets() policy.Targets {
 	return policy.Targets{TTFT: ms(c.TTFTTarget), TPOT: ms(c.TPOTTarget), E2E: ms(c.E2ETarget)}
@@ -159,18 +193,24 @@ func (c *Config) targets() policy.Targets {
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// Validate names everything that is wrong, after the defaults.
+// wrong is an error about the setting of a name, as Flags has it.
+func wrong(name, format string, v ...any) error {
+	fs := flag.NewFlagSet("", flag.ContinueOnError)
+	d := Defaults()
+	d.Flags(fs)
+	return settings.Wrong(fs, name, format, v...)
+}
+
+// Validate names everything that is wrong, after the defaults, as settings.
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	var errs []error
-	bad := func(key, format string, v ...any) {
-		errs = append(errs, fmt.Errorf("%s: %s", key, fmt.Sprintf(format, v...)))
-	}
+	bad := func(name, format string, v ...any) { errs = append(errs, wrong(name, format, v...)) }
 	if strings.ContainsAny(c.Pool, ". *>\t\r\n") || len(c.Pool) > 100 {
-		bad("Pool", "%q must be one NATS subject token of at most 100 bytes", c.Pool)
+		bad("pool", "%q must be one NATS subject token of at most 100 bytes", c.Pool)
 	}
 	for _, a := range []struct{ key, address string }{
-		{"GRPCAddress", c.GRPCAddress}, {"AdminAddress", c.AdminAddress}, {"NATSAddress", c.NATSAddress},
+		{"grpc-address", c.GRPCAddress}, {"admin-address", c.AdminAddress}, {"nats-address", c.NATSAddress},
 	} {
 		if _, err := net.ResolveTCPAddr("tcp", a.address); err != nil {
 			bad(a.key, "%v", err)
@@ -181,39 +221,48 @@ func (c Config) Validate() error {
 	if c.NATSURL != "" {
 		for part := range strings.SplitSeq(c.NATSURL, ",") {
 			if u, err := url.Parse(strings.TrimSpace(part)); err != nil {
-				bad("NATSURL", "not a URL") // it may hold a password
+				bad("nats-url", "not a URL") // it may hold a password
 			} else if u.Scheme != "nats" && u.Scheme != "tls" && u.Scheme != "ws" && u.Scheme != "wss" || u.Host == "" {
-				bad("NATSURL", "must look like nats://host:4222")
+				bad("nats-url", "must look like nats://host:4222")
 			}
 		}
 	}
 	if _, err := policy.Named(c.Policy); err != nil {
-		bad("Policy", "%v", err)
+		bad("policy", "%v", err)
 	}
 	if _, err := policy.Named(c.ShadowPolicy); err != nil {
-		bad("ShadowPolicy", "%v", err)
+		bad("shadow-policy", "%v", err)
+	}
+	if err := (&pick.Policies{Allowed: c.allowed()}).Check(); err != nil {
+		bad("AllowedPolicies", "%v; want names with commas between, like %s,session", err, policy.Default)
 	}
 	if _, err := intake.NewSessions(c.SessionHeaders, ""); err != nil {
-		bad("SessionHeaders", "%v", err)
+		bad("session-headers", "%v", err)
 	}
 	if _, err := intake.NewSessions("", c.SessionFields); err != nil {
-		bad("SessionFields", "%v", err)
+		bad("session-fields", "%v", err)
 	}
-	if c.QueueLength > maxCalls {
-		bad("QueueLength", "%d: at most %d calls are under way at a time", c.QueueLength, maxCalls)
+	if _, err := parseAllowed(c.EngineAddresses); err != nil {
+		bad("engine-addresses", "%v", err)
+	}
+	if c.QueueLength > longestQueue {
+		bad("queue-length", "%d: want 0 to %d requests of a model", c.QueueLength, longestQueue)
+	}
+	if c.QueueWait > longestWait {
+		bad("queue-wait", "%v: want at most %v, as connections do not last for ever", c.QueueWait, longestWait)
 	}
 	c.validateAccess(bad)
 	for _, n := range []struct {
 		key   string
 		value int64
 	}{
-		{"QueueLength", int64(c.QueueLength)}, {"QueueBytes", c.QueueBytes}, {"QueueWait", int64(c.QueueWait)},
-		{"QueueAge", int64(c.QueueAge)}, {"QueueBudget", int64(c.QueueBudget)},
-		{"TTFTTarget", int64(c.TTFTTarget)}, {"TPOTTarget", int64(c.TPOTTarget)}, {"E2ETarget", int64(c.E2ETarget)},
-		{"Disaggregate", int64(c.Disaggregate)}, {"PullTokenTime", int64(c.PullTokenTime)},
-		{"IndexBytes", c.IndexBytes}, {"MaxMembers", int64(c.MaxMembers)}, {"Grace", int64(c.Grace)},
-		{"ReadyWait", int64(c.ReadyWait)}, {"TokenizeTimeout", int64(c.TokenizeTimeout)},
-		{"CallTimeout", int64(c.CallTimeout)}, {"StopWait", int64(c.StopWait)},
+		{"queue-length", int64(c.QueueLength)}, {"queue-memory", c.QueueBytes}, {"queue-wait", int64(c.QueueWait)},
+		{"queue-age", int64(c.QueueAge)}, {"queue-budget", int64(c.QueueBudget)},
+		{"ttft-target", int64(c.TTFTTarget)}, {"tpot-target", int64(c.TPOTTarget)}, {"e2e-target", int64(c.E2ETarget)},
+		{"disaggregate", int64(c.Disaggregate)}, {"pull-token-time", int64(c.PullTokenTime)},
+		{"index-memory", c.IndexBytes}, {"max-members", int64(c.MaxMembers)}, {"MaxDecisions", int64(c.MaxDecisions)}, {"grace", int64(c.Grace)},
+		{"ready-wait", int64(c.ReadyWait)}, {"tokenize-timeout", int64(c.TokenizeTimeout)},
+		{"call-timeout", int64(c.CallTimeout)}, {"stop-wait", int64(c.StopWait)},
 	} {
 		if n.value < 0 {
 			bad(n.key, "must not be negative")

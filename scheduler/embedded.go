@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -20,6 +21,8 @@ import (
 const (
 	// busStart bounds the start of the embedded NATS server.
 	busStart = 10 * time.Second
+	// maxClients are looked at for where members connect from.
+	maxClients = 1 << 20
 	// usersEvery is how often the file of its users is looked at.
 	usersEvery = time.Second
 )
@@ -41,7 +44,7 @@ func startEmbedded(cfg *Config, subjects protocol.Subjects, log *slog.Logger) (*
 	if cfg.NATSTLS.Cert != "" {
 		c, err := newCertificates(cfg.NATSTLS, log)
 		if err != nil {
-			return nil, fmt.Errorf("NATSTLS: %w", err)
+			return nil, fmt.Errorf("-nats-tls-cert, -nats-tls-key and -nats-tls-ca: %w", err)
 		}
 		e.tls = c.server()
 	}
@@ -49,7 +52,7 @@ func startEmbedded(cfg *Config, subjects protocol.Subjects, log *slog.Logger) (*
 	if cfg.NATSUsers != "" {
 		var err error
 		if users, e.users, err = readUsers(cfg.NATSUsers, subjects); err != nil {
-			return nil, fmt.Errorf("NATSUsers: %w", err)
+			return nil, fmt.Errorf("-nats-users: %w", err)
 		}
 		if e.self, err = nkeys.CreateUser(); err != nil {
 			return nil, fmt.Errorf("key of the scheduler itself: %w", err)
@@ -181,12 +184,46 @@ type serverLog struct {
 	fatal atomic.Pointer[error]
 }
 
-func (l *serverLog) Noticef(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }
-func (l *serverLog) Debugf(format string, v ...any)  { l.log.Debug(fmt.Sprintf(format, v...)) }
-func (l *serverLog) Tracef(format string, v ...any)  { l.log.Debug(fmt.Sprintf(format, v...)) }
-func (l *serverLog) Warnf(format string, v ...any)   { l.log.Warn(fmt.Sprintf(format, v...)) }
-func (l *serverLog) Errorf(format string, v ...any)  { l.log.Error(fmt.Sprintf(format, v...)) }
+func (l *serverLog) Noticef(format string, v ...any) {
+	l.log.Debug("NATS server", "text", fmt.Sprintf(format, v...))
+}
+func (l *serverLog) Debugf(format string, v ...any) {
+	l.log.Debug("NATS server", "text", fmt.Sprintf(format, v...))
+}
+func (l *serverLog) Tracef(format string, v ...any) {
+	l.log.Debug("NATS server", "text", fmt.Sprintf(format, v...))
+}
+func (l *serverLog) Warnf(format string, v ...any) {
+	l.log.Warn("the embedded NATS server warns", "text", fmt.Sprintf(format, v...))
+}
+func (l *serverLog) Errorf(format string, v ...any) {
+	l.log.Error("the embedded NATS server reports an error", "text", fmt.Sprintf(format, v...))
+}
 func (l *serverLog) Fatalf(format string, v ...any) {
 	err := fmt.Errorf(format, v...)
 	l.fatal.CompareAndSwap(nil, &err)
+}
+
+// origins are the IP addresses from which somebody listens for a member's
+// snapshot requests, by the member's name: those of its agent, as far as the
+// users' rights keep others from listening.
+func (e *embedded) origins() map[string][]netip.Addr {
+	found := make(map[string][]netip.Addr)
+	list, err := e.server.Connz(&server.ConnzOptions{Subscriptions: true, Limit: maxClients})
+	if err != nil {
+		e.log.Warn("cannot tell where members connect from", "error", err)
+		return found
+	}
+	for _, c := range list.Conns {
+		ip, err := netip.ParseAddr(c.IP)
+		if err != nil {
+			continue // this process
+		}
+		for _, subject := range c.Subs {
+			if kind, member, err := e.subjects.Parse(subject); err == nil && kind == protocol.Snapshot {
+				found[member] = append(found[member], ip.Unmap())
+			}
+		}
+	}
+	return found
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -22,8 +23,8 @@ type meters struct {
 	decisions *decisions
 	reports   metric.Int64Counter
 	queued    metric.Float64Histogram
-	queues    bool // requests may wait
 	calls     *calls
+	log       callLog
 	spans     *spans
 }
 
@@ -42,8 +43,8 @@ func newMeters(s *Scheduler) (*meters, error) {
 		decisions: newDecisions(b),
 		reports:   b.counter(telemetry.SchedulerReports, "{report}", "Calls of Report."),
 		queued:    b.histogram(telemetry.SchedulerQueueDuration, "s", "How long requests waited that got a place.", waits),
-		queues:    s.cfg.QueueLength > 0,
-		calls:     newCalls(b),
+		calls:     newCalls(b, callLog{s.cfg.Log.With("component", "calls")}),
+		log:       callLog{s.cfg.Log.With("component", "calls")},
 		spans:     &spans{tracer: s.telemetry.Tracers.Tracer(telemetry.Scope), propagator: s.telemetry.Propagator},
 	}
 	b.observeFleet(s)
@@ -57,30 +58,44 @@ func newMeters(s *Scheduler) (*meters, error) {
 	return m, b.err
 }
 
-// decided counts an answer and records its span.
+// decided counts an answer, and records the spans of a request.
 func (m *meters) decided(ctx context.Context, d rpc.Decided) {
-	m.decisions.decided(ctx, &d)
-	if m.queues && d.Method == "pick" {
-		m.queued.Record(ctx, d.Queued.Seconds())
-	}
 	if trace.SpanFromContext(ctx).IsRecording() {
 		m.spans.record(ctx, &d)
+	}
+	if d.Decision == nil {
+		return
+	}
+	m.log.decided(ctx, &d)
+	m.decisions.decided(ctx, &d)
+	if d.Queues {
+		m.queued.Record(ctx, d.Queued.Seconds())
 	}
 }
 
 func (m *meters) reported(o pb.Outcome) {
-	name := strings.ToLower(strings.TrimPrefix(o.String(), "OUTCOME_"))
-	m.reports.Add(context.Background(), 1, metric.WithAttributes(attribute.String(telemetry.AttrOutcome, name)))
+	m.reports.Add(context.Background(), 1, metric.WithAttributes(attribute.String(telemetry.AttrOutcome, outcomeName(o))))
+}
+
+// outcomeName is the word for it in metrics, spans and logs.
+func outcomeName(o pb.Outcome) string {
+	return strings.ToLower(strings.TrimPrefix(o.String(), "OUTCOME_"))
 }
 
 func (b *builder) observeFleet(s *Scheduler) {
 	b.gauge(telemetry.SchedulerMembers, "{member}", "Members by trust in their picture.", func(see see) {
 		counts := [...]int64{fleet.Unknown: 0, fleet.Approximate: 0, fleet.Syncing: 0, fleet.Exact: 0}
-		for _, m := range s.fleet.View().Members {
-			counts[m.Picture.Trust]++
+		view, now := s.fleet.View(), time.Now()
+		for _, m := range view.Members {
+			counts[view.Believe(m, now).Trust]++
 		}
 		for t, n := range counts {
 			see(n, telemetry.AttrTrust, strings.ToLower(fleet.Trust(t).String()))
+		}
+	})
+	b.gauge(telemetry.SchedulerAddresses, "{member}", "Members with something wrong with their address.", func(see see) {
+		for kind, n := range s.addresses.count() {
+			see(n, telemetry.AttrEvent, kind)
 		}
 	})
 	b.gauge(telemetry.SchedulerLearned, "{member}", "Members whose speed is their own.", func(see see) {
@@ -108,13 +123,8 @@ func (b *builder) observeFleet(s *Scheduler) {
 	b.gauge(telemetry.SchedulerOpenDecisions, "{decision}", "Decisions that can still be reported.", func(see see) {
 		see(int64(s.fleet.Stats().Decisions), "", "")
 	})
-	b.gauge(telemetry.SchedulerReady, "", "1 when all pictures are exact, or the wait for that is over.", func(see see) {
-		ready := int64(0)
-		if s.ready() {
-			ready = 1
-		}
-		see(ready, "", "")
-	})
+	b.flag(telemetry.SchedulerReady, "1 when all pictures are exact, or the wait for that is over.", s.ready)
+	b.flag(telemetry.SchedulerConnected, "1 while members can be heard over NATS.", s.hears)
 	b.events(telemetry.SchedulerFleetEvents, "What became of decisions and members.", func(see see) {
 		st := s.fleet.Stats()
 		see(int64(st.Decided), telemetry.AttrEvent, "decided")
@@ -234,7 +244,7 @@ func (b *builder) observeIngest(s *Scheduler) {
 			{"gap", st.Gaps}, {"mismatch", st.Mismatches}, {"resync", st.Resyncs}, {"snapshot", st.Snapshots},
 			{"failed_snapshot", st.FailedSnapshots}, {"no_responder", st.NoResponders}, {"overflow", st.Overflows},
 			{"malformed", st.Malformed}, {"wrong_version", st.WrongVersion}, {"wrong_member", st.WrongMember},
-			{"refused_member", st.RefusedMembers}, {"dropped", st.Dropped},
+			{"refused_member", st.RefusedMembers}, {"verdict", st.Verdicts}, {"dropped", st.Dropped},
 		} {
 			see(int64(e.count), telemetry.AttrEvent, e.name)
 		}
@@ -313,14 +323,16 @@ func (b *builder) observeQueue(s *Scheduler) {
 	b.gauge(telemetry.SchedulerQueueWaiting, "{request}", "Requests that wait for room.", func(see see) {
 		see(int64(s.rpc.Stats().Queue.Waiting), "", "")
 	})
-	b.gauge(telemetry.SchedulerQueueBytes, "By", "Memory for the prompts of requests that wait.", func(see see) {
+	b.gauge(telemetry.SchedulerQueueBytes, "By", "Memory for requests that wait.", func(see see) {
 		see(s.rpc.Stats().Queue.Bytes, "", "")
 	})
 	b.events(telemetry.SchedulerQueueEvents, "What became of requests that had to wait.", func(see see) {
 		st := s.rpc.Stats().Queue
 		see(int64(st.Pushed), telemetry.AttrEvent, "pushed")
 		see(int64(st.Admitted), telemetry.AttrEvent, "admitted")
+		see(int64(st.Failed), telemetry.AttrEvent, "failed")
 		see(int64(st.Cancelled), telemetry.AttrEvent, "cancelled")
+		see(int64(st.Displaced), telemetry.AttrEvent, "displaced")
 		see(int64(st.Refused), telemetry.AttrEvent, "refused")
 	})
 	b.gauge(telemetry.SchedulerProfiles, "{profile}", "Profiles of members in use.", func(see see) {
@@ -390,6 +402,17 @@ func (b *builder) gauge(name, unit, help string, read func(see)) {
 	g, err := b.meter.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(help))
 	b.keep(err)
 	b.register(func(o metric.Observer) { read(seeing(o, g)) }, g)
+}
+
+// flag is a gauge of 1 and 0.
+func (b *builder) flag(name, help string, is func() bool) {
+	b.gauge(name, "", help, func(see see) {
+		value := int64(0)
+		if is() {
+			value = 1
+		}
+		see(value, "", "")
+	})
 }
 
 func (b *builder) register(read func(metric.Observer), of metric.Observable) {

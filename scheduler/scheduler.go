@@ -6,21 +6,26 @@ package scheduler
 
 import (
 	"context"
+	crypto "crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/kvscout/kvscout/protocol/logging"
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/protocol/settings"
 	"github.com/kvscout/kvscout/protocol/telemetry"
@@ -37,10 +42,12 @@ const (
 	// maxWatchers bounds the open Watch streams.
 	maxWatchers = 64
 	// maxCalls bounds the calls under way, maxConnections the connections of
-	// callers and maxPeople those of probes, collectors and people.
+	// callers.
 	maxCalls       = 16384
 	maxConnections = 1024
-	maxPeople      = 64
+	// longestQueue of a model and longestWait for room can be configured.
+	longestQueue = 16384
+	longestWait  = time.Hour
 	// tickEvery is how often the picker learns.
 	tickEvery = 500 * time.Millisecond
 	// lookEvery is how often readiness is looked at for the health service.
@@ -52,15 +59,19 @@ const (
 // Scheduler is one process of the service. It runs once.
 type Scheduler struct {
 	cfg       Config
+	limit     *logging.Limiter // in cfg.Log
 	telemetry *telemetry.Telemetry
 	fleet     *fleet.Fleet
 	index     *index.Index
 	picker    *pick.Picker
 	profiles  *profiles
+	spaces    *namespaces
+	addresses *addresses
 	intake    *intake.Intake
 	rpc       *rpc.Service
 	meters    *meters
 	transport credentials.TransportCredentials
+	age       time.Duration // of connections, by default connectionAge
 
 	started  chan struct{} // closed when addrs is set
 	addrs    Addrs
@@ -87,10 +98,14 @@ func New(cfg Config) (*Scheduler, error) {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
 	cfg = cfg.withDefaults()
+	limit := logging.Limit(cfg.Log.Handler())
+	cfg.Log = slog.New(limit)
 	s := &Scheduler{
 		cfg:     cfg,
+		limit:   limit,
 		started: make(chan struct{}),
-		fleet:   fleet.New(fleet.Config{MaxMembers: cfg.MaxMembers, Grace: cfg.Grace, Instance: rand.Uint32()}),
+		age:     connectionAge,
+		fleet:   fleet.New(fleet.Config{MaxMembers: cfg.MaxMembers, MaxDecisions: cfg.MaxDecisions, Grace: cfg.Grace, Seed: secret()}),
 		index:   index.New(index.Config{MaxBytes: cfg.IndexBytes, MaxMembers: cfg.MaxMembers}),
 	}
 	s.live.Store(&cfg)
@@ -98,8 +113,14 @@ func New(cfg Config) (*Scheduler, error) {
 	if s.transport, err = cfg.transport(); err != nil {
 		return nil, err
 	}
-	if s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Policy: cfg.Policy, Shadow: cfg.ShadowPolicy, Targets: cfg.targets(),
-		Disaggregate: cfg.Disaggregate, PullMS: ms(cfg.PullTokenTime), Seed: rand.Uint64()}); err != nil {
+	if s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Policies: cfg.policies(), Seed: rand.Uint64()}); err != nil {
+		return nil, err
+	}
+	if s.spaces, err = newNamespaces(cfg.Namespaces, cfg.Log); err != nil {
+		return nil, err
+	}
+	s.addresses = &addresses{log: cfg.Log, fleet: s.fleet, loopback: cfg.natsHere()}
+	if s.addresses.allowed, err = parseAllowed(cfg.EngineAddresses); err != nil {
 		return nil, err
 	}
 	s.profiles = &profiles{path: cfg.Profiles, use: s.picker.SetProfiles, log: cfg.Log}
@@ -115,28 +136,36 @@ func New(cfg Config) (*Scheduler, error) {
 		CacheBytes: cfg.TokenizeCacheBytes,
 		Sessions:   cfg.sessions(),
 	})
-	s.telemetry, err = telemetry.New(context.Background(), telemetry.Config{Service: "kvscout-scheduler", Version: cfg.Version})
+	s.telemetry, err = telemetry.New(context.Background(), telemetry.Config{Service: "kvscout-scheduler", Version: cfg.Version, Log: cfg.Log,
+		Attributes: []attribute.KeyValue{attribute.String(telemetry.AttrInstance, cfg.instance())}})
 	if err != nil {
 		return nil, err
 	}
 	if s.meters, err = newMeters(s); err != nil {
-		return nil, errors.Join(err, s.flush())
+		s.flush()
+		return nil, err
 	}
 	s.rpc = rpc.New(rpc.Config{
 		Intake:      s.intake,
 		Picker:      s.picker,
 		Fleet:       s.fleet,
 		Ready:       s.ready,
-		Linked:      s.linked,
 		CallTimeout: cfg.CallTimeout,
 		MaxWatchers: maxWatchers,
 		MaxCalls:    maxCalls,
-		Line:        cfg.line(),
+		Admission:   cfg.admission(),
+		Warn:        s.addresses.problem,
 		Decided:     s.meters.decided,
 		Reported:    s.meters.reported,
 		Log:         cfg.Log.With("room", "rpc"),
 	})
 	return s, nil
+}
+
+// secret is a seed that nobody knows. The system's source never fails.
+func secret() (seed [32]byte) {
+	_, _ = crypto.Read(seed[:])
+	return seed
 }
 
 // Started is closed when Run has bound all addresses.
@@ -160,27 +189,54 @@ func (s *Scheduler) linked() bool {
 	return in != nil && in.Connected()
 }
 
-// engines lists where engines of the model listen.
-func (s *Scheduler) engines(model string) []string {
+// hears tells whether the bus is there and lets members be heard.
+func (s *Scheduler) hears() bool {
+	refused := s.refusals.Load()
+	return s.linked() && !refused.deaf()
+}
+
+// errNotAllowed says that no engine of a model may be asked.
+var errNotAllowed = errors.New("no engine of the model may be asked: none announces an address that its agent connects from, or that -engine-addresses allows")
+
+// engines lists where engines of the model listen that may get the API key and
+// prompts.
+func (s *Scheduler) engines(model string) ([]string, error) {
 	view := s.fleet.View()
 	now := time.Now()
 	var addresses []string
+	kept := false
 	for _, service := range view.Serving(model) {
 		m := view.Members[service.Position]
-		if m.Info.Address != "" && !m.Load.Sleeping && !m.Load.Unreachable && !view.Silent(m, now) {
+		switch {
+		case m.Info.Address == "" || m.Load.Sleeping || m.Load.Unreachable || view.Silent(m, now):
+		case s.addresses.askable(m.Info):
 			addresses = append(addresses, m.Info.Address)
+		default:
+			kept = true
 		}
 	}
-	return addresses
+	if kept && len(addresses) == 0 {
+		return nil, errNotAllowed
+	}
+	return addresses, nil
+}
+
+// admit says why a member is not to be one; nil: it is.
+func (s *Scheduler) admit(i *fleet.Info) error {
+	if err := s.spaces.admit(s.cfg.Pool, i); err != nil {
+		return err
+	}
+	return s.addresses.admit(i)
 }
 
 // Run serves until ctx is done, then stops in good order: calls under way are
 // finished, as far as StopWait allows. Nothing of it is alive afterwards.
-func (s *Scheduler) Run(ctx context.Context) (err error) {
+func (s *Scheduler) Run(ctx context.Context) error {
 	if !s.running.CompareAndSwap(false, true) {
 		return errors.New("scheduler: Run called twice")
 	}
-	defer func() { err = errors.Join(err, s.flush()) }()
+	defer s.limit.Start()()
+	defer s.flush()
 	defer s.intake.Close()
 
 	api, err := net.Listen("tcp", s.cfg.GRPCAddress)
@@ -193,9 +249,8 @@ func (s *Scheduler) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("admin address: %w", err)
 	}
-	people = &listener{Listener: people, limit: maxPeople, refused: &s.refused}
 	defer people.Close()
-	state, admin := health.NewServer(), s.admin()
+	state, admin := newHealth(), s.admin()
 	server := s.server(state)
 	defer server.Stop()
 	bus, err := openBus(&s.cfg)
@@ -209,14 +264,18 @@ func (s *Scheduler) Run(ctx context.Context) (err error) {
 		Pool:  s.cfg.Pool,
 		Index: s.index,
 		Fleet: s.fleet,
+		Admit: s.admit,
+		Warn:  s.addresses.problem,
 		Wait:  s.cfg.ReadyWait,
+		Deaf:  bus.refused.deaf,
+		Name:  s.cfg.instance(),
 		Log:   s.cfg.Log.With("room", "ingest"),
 	})
 	if err != nil {
 		return err
 	}
 	s.ingest.Store(in)
-	others, err := replica.New(replica.Config{Conn: bus.conn, Pool: s.cfg.Pool, Picker: s.picker, Log: s.cfg.Log.With("room", "replica")})
+	others, err := replica.New(replica.Config{Conn: bus.conn, Pool: s.cfg.Pool, Name: s.cfg.instance(), Picker: s.picker, Log: s.cfg.Log.With("room", "replica")})
 	if err != nil {
 		return err
 	}
@@ -224,8 +283,8 @@ func (s *Scheduler) Run(ctx context.Context) (err error) {
 
 	s.addrs = Addrs{GRPC: api.Addr().String(), Admin: people.Addr().String(), NATS: bus.address()}
 	s.cfg.warnInsecure()
+	s.addresses.start(bus)
 	close(s.started)
-	s.logSettings()
 	s.cfg.Log.Info("scheduler started", "grpc", s.addrs.GRPC, "admin", s.addrs.Admin, "pool", s.cfg.Pool,
 		"nats", s.natsName(), "embedded", s.addrs.NATS != "")
 
@@ -238,6 +297,8 @@ func (s *Scheduler) Run(ctx context.Context) (err error) {
 		g.Go(func() error { s.profiles.follow(ctx); return nil })
 	}
 	g.Go(func() error { bus.follow(ctx); return nil })
+	g.Go(func() error { s.addresses.run(ctx); return nil })
+	g.Go(func() error { s.spaces.run(ctx); return nil })
 	g.Go(func() error {
 		select {
 		case <-ctx.Done():
@@ -285,14 +346,22 @@ func (s *Scheduler) stop(server *grpc.Server, admin *http.Server) {
 	}
 }
 
+// newHealth is a health service that says NOT_SERVING from the first call on;
+// gRPC's own begins with SERVING.
+func newHealth() *health.Server {
+	state := health.NewServer()
+	setHealth(state, healthpb.HealthCheckResponse_NOT_SERVING)
+	return state
+}
+
+func setHealth(state *health.Server, status healthpb.HealthCheckResponse_ServingStatus) {
+	state.SetServingStatus("", status)
+	state.SetServingStatus(pb.Scheduler_ServiceDesc.ServiceName, status)
+}
+
 // look keeps the health service up to date and lets the picker learn.
 func (s *Scheduler) look(ctx context.Context, state *health.Server) {
-	set := func(status healthpb.HealthCheckResponse_ServingStatus) {
-		state.SetServingStatus("", status)
-		state.SetServingStatus(pb.Scheduler_ServiceDesc.ServiceName, status)
-	}
-	ready := false
-	set(healthpb.HealthCheckResponse_NOT_SERVING)
+	ready, failing := false, &leftOut{log: s.cfg.Log}
 	look, tick := time.NewTicker(lookEvery), time.NewTicker(tickEvery)
 	defer look.Stop()
 	defer tick.Stop()
@@ -302,14 +371,26 @@ func (s *Scheduler) look(ctx context.Context, state *health.Server) {
 			return
 		case now := <-tick.C:
 			s.picker.Tick(now)
+			failing.look(s.fleet.View(), now)
 		case <-look.C:
 			if !ready && s.ready() {
 				ready = true
-				set(healthpb.HealthCheckResponse_SERVING)
+				setHealth(state, healthpb.HealthCheckResponse_SERVING)
 				s.cfg.Log.Info("scheduler ready", "members", s.fleet.Stats().Members)
 			}
 		}
 	}
+}
+
+// instance is how people and other schedulers tell this process from others: its
+// machine or pod, and the port that it serves.
+func (c *Config) instance() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	_, port, _ := net.SplitHostPort(c.GRPCAddress)
+	return net.JoinHostPort(host, port)
 }
 
 // natsName is the server's address without what is secret in it.
@@ -320,8 +401,12 @@ func (s *Scheduler) natsName() string {
 	return settings.RedactURLs(s.cfg.NATSURL)
 }
 
-func (s *Scheduler) flush() error {
+// flush sends what is left to a collector, which may be gone: that is no
+// failure of the scheduler.
+func (s *Scheduler) flush() {
 	ctx, cancel := context.WithTimeout(context.Background(), flushWait)
 	defer cancel()
-	return s.telemetry.Shutdown(ctx)
+	if err := s.telemetry.Shutdown(ctx); err != nil {
+		s.cfg.Log.Warn("the last telemetry was not sent", "error", err)
+	}
 }

@@ -30,6 +30,7 @@ import (
 	"github.com/kvscout/kvscout/protocol"
 	"github.com/kvscout/kvscout/protocol/blockkey"
 	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/protocol/settings"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -59,10 +60,17 @@ func start(t testing.TB, cfg Config) (*Scheduler, func() error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return s, run(t, s)
+}
+
+// run lets a scheduler run until the test ends, or the function that it returns
+// is called.
+func run(t testing.TB, s *Scheduler) (stop func() error) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
-	stop := sync.OnceValue(func() error { cancel(); return <-done })
+	stop = sync.OnceValue(func() error { cancel(); return <-done })
 	t.Cleanup(func() { stop() })
 	select {
 	case <-s.Started():
@@ -70,7 +78,7 @@ func start(t testing.TB, cfg Config) (*Scheduler, func() error) {
 		done <- err
 		t.Fatalf("did not start: %v", err)
 	}
-	return s, stop
+	return stop
 }
 
 func dial(t testing.TB, s *Scheduler) *grpc.ClientConn {
@@ -351,7 +359,7 @@ func TestStopIsGracefulAndBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer engine.Close()
-	s, stop := start(t, Config{StopWait: 300 * time.Millisecond, TokenizeTimeout: time.Minute, CallTimeout: time.Minute})
+	s, stop := start(t, Config{StopWait: 300 * time.Millisecond, TokenizeTimeout: time.Minute, CallTimeout: time.Minute, EngineAddresses: "127.0.0.1"})
 	s.intakeFor(t, engine.Addr().String())
 	client := pb.NewSchedulerClient(dial(t, s))
 
@@ -417,18 +425,18 @@ func TestValidateNamesEverything(t *testing.T) {
 	err := Config{
 		Pool: "a.b", GRPCAddress: "nowhere", AdminAddress: ":1", NATSAddress: "x:y", NATSURL: "http://u:secret@h", IndexBytes: -1, StopWait: -1,
 	}.Validate()
-	for _, key := range []string{"Pool", "GRPCAddress", "AdminAddress", "NATSAddress", "NATSURL", "IndexBytes", "StopWait"} {
-		if err == nil || !strings.Contains(err.Error(), key+":") {
+	for _, key := range []string{"pool", "grpc-address", "admin-address", "nats-address", "nats-url", "index-memory", "stop-wait"} {
+		if err == nil || !strings.Contains(err.Error(), "-"+key+", "+settings.Variable(key)+" or \""+key+"\" in the file: ") {
 			t.Errorf("%s is not named in %v", key, err)
 		}
 	}
 	if strings.Contains(fmt.Sprint(err), "secret") {
 		t.Errorf("%v tells a password", err)
 	}
-	if _, err := New(Config{Policy: "no such"}); err == nil || !strings.Contains(err.Error(), "Policy") {
+	if _, err := New(Config{Policy: "no such"}); err == nil || !strings.Contains(err.Error(), "-policy") {
 		t.Error(err)
 	}
-	if _, err := New(Config{NATSCredentials: "file"}); err == nil || !strings.Contains(err.Error(), "NATSCredentials") {
+	if _, err := New(Config{NATSCredentials: "file"}); err == nil || !strings.Contains(err.Error(), "-nats-credentials") {
 		t.Error(err)
 	}
 }
@@ -442,7 +450,7 @@ func TestServerLogReachesOurs(t *testing.T) {
 	l.Tracef("t%d", 3)
 	l.Warnf("w%d", 4)
 	l.Errorf("e%d", 5)
-	for _, want := range []string{"level=DEBUG msg=n1", "msg=d2", "msg=t3", "level=WARN msg=w4", "level=ERROR msg=e5"} {
+	for _, want := range []string{`level=DEBUG msg="NATS server" text=n1`, "text=d2", "text=t3", `level=WARN msg="the embedded NATS server warns" text=w4`, `level=ERROR msg="the embedded NATS server reports an error" text=e5`} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("%q is missing", want)
 		}

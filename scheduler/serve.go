@@ -27,9 +27,9 @@ const (
 	// maxStreams of one connection at a time.
 	maxStreams = 4096
 	// connectionAge lets callers spread over replicas again; connectionGrace
-	// is for what is under way then.
+	// is for what is under way then, the longest wait for room included.
 	connectionAge   = 30 * time.Minute
-	connectionGrace = 30 * time.Second
+	connectionGrace = longestWait + 30*time.Second
 	// pingMin is the shortest interval in which a caller may ping.
 	pingMin = 10 * time.Second
 )
@@ -57,7 +57,7 @@ func (s *Scheduler) options() []grpc.ServerOption {
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingMin, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
-			MaxConnectionAge:      connectionAge,
+			MaxConnectionAge:      s.age,
 			MaxConnectionAgeGrace: connectionGrace,
 		}),
 		grpc.ChainUnaryInterceptor(s.meters.calls.unary, s.rpc.Unary),

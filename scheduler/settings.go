@@ -12,11 +12,10 @@ import (
 	"strings"
 
 	"github.com/kvscout/kvscout/protocol/settings"
-	"github.com/kvscout/kvscout/scheduler/internal/pick"
 )
 
 // live are the settings that Reload changes.
-var live = map[string]bool{"policy": true, "shadow-policy": true, "call-timeout": true, "stop-wait": true,
+var live = map[string]bool{"policy": true, "shadow-policy": true, "allowed-policies": true, "call-timeout": true, "stop-wait": true,
 	"session-headers": true, "session-fields": true,
 	"queue-length": true, "queue-memory": true, "queue-wait": true, "queue-age": true, "queue-budget": true,
 	"ttft-target": true, "tpot-target": true, "e2e-target": true,
@@ -42,14 +41,17 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.GRPCTLS.Cert, "grpc-tls-cert", c.GRPCTLS.Cert, "`file` with the certificate of the gRPC API; empty: plain")
 	fs.StringVar(&c.GRPCTLS.Key, "grpc-tls-key", c.GRPCTLS.Key, "`file` with the private key of -grpc-tls-cert")
 	fs.StringVar(&c.GRPCTLS.CA, "grpc-tls-ca", c.GRPCTLS.CA, "`file` with the CA of the callers' certificates, which they must have then; empty: callers need none")
+	fs.StringVar(&c.EngineAddresses, "engine-addresses", c.EngineAddresses, "`list` with commas between of networks (10.0.0.0/8) and ends of names (.svc.cluster.local) that the members' addresses must lie in; empty: any, but the engine's API key and prompts go only where a member connects to the embedded NATS server from")
+	fs.StringVar(&c.Namespaces, "namespaces", c.Namespaces, "`file` that says which namespaces may serve which models in which pools; empty: all may serve everything")
 	fs.BoolVar(&c.Insecure, "insecure", c.Insecure, "serve gRPC and NATS beyond this machine without TLS, and NATS without users")
 	fs.StringVar(&c.Policy, "policy", c.Policy, "scoring policy of requests that `name` none; empty: by predicted time; live")
 	fs.StringVar(&c.ShadowPolicy, "shadow-policy", c.ShadowPolicy, "`name` of a second policy that is asked about every request and does not decide; what it would have changed is counted; empty: none; live")
+	fs.StringVar(&c.AllowedPolicies, "allowed-policies", c.AllowedPolicies, "`names` of policies, with commas between, that requests may ask for besides -policy and -shadow-policy; empty: all; live")
 	fs.StringVar(&c.SessionHeaders, "session-headers", c.SessionHeaders, "`names` of headers, with commas between, in which requests name their session if they do not do so themselves; live")
 	fs.StringVar(&c.SessionFields, "session-fields", c.SessionFields, "`names` of fields of OpenAI bodies, likewise, behind the headers; metadata.id is a field in a field; live")
-	fs.IntVar(&c.QueueLength, "queue-length", c.QueueLength, "`number` of requests that may wait for room; 0: none waits, every Pick is answered at once; live")
-	fs.Var((*size)(&c.QueueBytes), "queue-memory", "`bytes` that waiting requests may take; live")
-	fs.DurationVar(&c.QueueWait, "queue-wait", c.QueueWait, "longest `time` that a request waits; live")
+	fs.IntVar(&c.QueueLength, "queue-length", c.QueueLength, "`number` of requests that may wait for room, for each model; 0: none waits, every Pick is answered at once; live")
+	fs.Var((*size)(&c.QueueBytes), "queue-memory", "`bytes` that waiting requests of one model may take, those of all models twice that; live")
+	fs.DurationVar(&c.QueueWait, "queue-wait", c.QueueWait, "longest `time` that a request waits, 1h at most; live")
 	fs.DurationVar(&c.QueueAge, "queue-age", c.QueueAge, "`time` by which a request may come later and still be served before one that waits; live")
 	fs.DurationVar(&c.QueueBudget, "queue-budget", c.QueueBudget, "`time` of prefill that a member may have before requests wait for it; live")
 	fs.StringVar(&c.Profiles, "profiles", c.Profiles, "`file` or folder with measured profiles of members, whose changes are followed; empty: all is learned")
@@ -60,6 +62,7 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.DurationVar(&c.PullTokenTime, "pull-token-time", c.PullTokenTime, "`time` that a token's blocks take from one member to another, where engines can pull them; 0: they cannot; live")
 	fs.Var((*size)(&c.IndexBytes), "index-memory", "`bytes` that the index may take, like 512MiB")
 	fs.IntVar(&c.MaxMembers, "max-members", c.MaxMembers, "largest `number` of members at a time")
+	fs.IntVar(&c.MaxDecisions, "max-decisions", c.MaxDecisions, "largest `number` of decisions that are remembered for their reports at a time")
 	fs.DurationVar(&c.Grace, "grace", c.Grace, "`time` after which a silent member is forgotten")
 	fs.DurationVar(&c.ReadyWait, "ready-wait", c.ReadyWait, "longest `time` to wait for exact pictures before being ready")
 	fs.StringVar(&c.EngineAPIKey, "engine-api-key", c.EngineAPIKey, "`key` for asking engines to render and tokenize; better given by the environment")
@@ -69,12 +72,13 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.DurationVar(&c.StopWait, "stop-wait", c.StopWait, "longest `time` for a graceful stop; live")
 }
 
-// Settings are the configuration by name, without its secrets.
+// Settings are the configuration by name, with what the program was told besides
+// and without secrets.
 func (c Config) Settings() []settings.Setting {
 	fs := flag.NewFlagSet("", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	c.Flags(fs)
-	return settings.Effective(fs, func(name, value string) string {
+	list := append(settings.Effective(fs, func(name, value string) string {
 		switch name {
 		case "nats-url":
 			return settings.RedactURLs(value)
@@ -82,16 +86,9 @@ func (c Config) Settings() []settings.Setting {
 			return settings.Secret(value)
 		}
 		return value
-	})
-}
-
-// logSettings says what is in force at the start.
-func (s *Scheduler) logSettings() {
-	var attributes []any
-	for _, set := range s.cfg.Settings() {
-		attributes = append(attributes, set.Name, set.Value)
-	}
-	s.cfg.Log.Info("configuration", attributes...)
+	}), c.Told...)
+	slices.SortFunc(list, func(a, b settings.Setting) int { return strings.Compare(a.Name, b.Name) })
+	return list
 }
 
 // raw are the settings as they are.
@@ -116,29 +113,25 @@ func (s *Scheduler) Reload(cfg Config) error {
 	cfg = cfg.withDefaults()
 	s.reloading.Lock()
 	defer s.reloading.Unlock()
-	was, is := s.live.Load().raw(), cfg.raw()
+	last := s.live.Load()
+	was, is := last.raw(), cfg.raw()
 	var errs []error
-	var changed []any
 	for _, name := range slices.Sorted(maps.Keys(is)) {
-		switch {
-		case was[name] == is[name]:
-		case !Live(name):
+		if was[name] != is[name] && !Live(name) {
 			errs = append(errs, fmt.Errorf("%s: %w", name, ErrNotLive))
-		default:
-			changed = append(changed, name, is[name])
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if err := s.picker.Use(pick.Policies{Policy: cfg.Policy, Shadow: cfg.ShadowPolicy, Targets: cfg.targets(), Disaggregate: cfg.Disaggregate, PullMS: ms(cfg.PullTokenTime)}); err != nil {
+	if err := s.picker.Use(cfg.policies()); err != nil {
 		return err
 	}
 	s.rpc.SetCallTimeout(cfg.CallTimeout)
-	s.rpc.SetLine(cfg.line())
+	s.rpc.SetAdmission(cfg.admission())
 	s.intake.SetSessions(cfg.sessions())
 	s.live.Store(&cfg)
-	if len(changed) > 0 {
+	if changed := settings.Changes(last.Settings(), cfg.Settings()); len(changed) > 0 {
 		s.cfg.Log.Info("settings changed", changed...)
 	}
 	return nil

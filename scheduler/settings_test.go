@@ -35,13 +35,13 @@ func TestReloadIsAllOrNothing(t *testing.T) {
 		t.Errorf("policy %s after the reload", p)
 	}
 	for key, spoil := range map[string]func(*Config){
-		"pool":          func(c *Config) { c.Pool = "other" },
-		"index-memory":  func(c *Config) { c.IndexBytes *= 2 },
-		"grpc-tls-cert": func(c *Config) { c.GRPCTLS.Cert, c.GRPCTLS.Key = "x", "y" },
-		"ShadowPolicy":  func(c *Config) { c.ShadowPolicy = "nonsense" },
-		"SessionFields": func(c *Config) { c.SessionFields = "a..b" },
-		"QueueWait":     func(c *Config) { c.QueueWait = -1 },
-		"CallTimeout":   func(c *Config) { c.CallTimeout = -1 },
+		"pool":            func(c *Config) { c.Pool = "other" },
+		"index-memory":    func(c *Config) { c.IndexBytes *= 2 },
+		"grpc-tls-cert":   func(c *Config) { c.GRPCTLS.Cert, c.GRPCTLS.Key = "x", "y" },
+		"-shadow-policy":  func(c *Config) { c.ShadowPolicy = "nonsense" },
+		"-session-fields": func(c *Config) { c.SessionFields = "a..b" },
+		"-queue-wait":     func(c *Config) { c.QueueWait = -1 },
+		"-call-timeout":   func(c *Config) { c.CallTimeout = -1 },
 	} {
 		bad := next
 		bad.Policy = "least-tokens"
@@ -66,7 +66,7 @@ func TestLiveSettingsAreThoseSaidToBe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = s.flush() }()
+	defer s.flush()
 	defer s.intake.Close()
 	base := s.cfg
 	fs := flag.NewFlagSet("", flag.ContinueOnError)

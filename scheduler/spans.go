@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/protocol/telemetry"
 	"github.com/kvscout/kvscout/scheduler/internal/rpc"
 )
@@ -22,8 +23,41 @@ type spans struct {
 	propagator propagation.TextMapPropagator
 }
 
-// record writes the span of a decision that is made: its parent is the call.
+// record writes the spans of a request, whose parent is the call's.
 func (s *spans) record(ctx context.Context, d *rpc.Decided) {
+	trace.SpanFromContext(ctx).SetAttributes(asked(d.Request, d.Session)...)
+	switch d.Request.GetPrompt().(type) {
+	case *pb.Request_Text, *pb.Request_Chat, *pb.Request_OpenaiBody:
+		s.part(ctx, telemetry.SpanTokenize, d.Start, d.Intake)
+	}
+	if d.Queued > 0 {
+		s.part(ctx, telemetry.SpanWait, d.Start.Add(d.Intake), d.Queued)
+	}
+	if d.Decision != nil {
+		s.decision(ctx, d)
+	}
+}
+
+func (s *spans) part(ctx context.Context, name string, from time.Time, took time.Duration) {
+	_, span := s.tracer.Start(ctx, name, trace.WithTimestamp(from))
+	span.End(trace.WithTimestamp(from.Add(took)))
+}
+
+// asked is who asks, as far as the caller says so.
+func asked(r *pb.Request, session string) []attribute.KeyValue {
+	var attributes []attribute.KeyValue
+	for _, a := range [...]struct{ key, value string }{
+		{telemetry.AttrRequest, r.GetId()}, {telemetry.AttrSession, session}, {telemetry.AttrTenant, r.GetTenant()}, {telemetry.AttrModel, r.GetModel()},
+	} {
+		if a.value != "" {
+			attributes = append(attributes, attribute.String(a.key, a.value))
+		}
+	}
+	return attributes
+}
+
+// decision writes the span of a decision that was made.
+func (s *spans) decision(ctx context.Context, d *rpc.Decided) {
 	a := d.Decision
 	first := &a.Candidates[0]
 	picture := &first.Member.Picture
@@ -48,6 +82,7 @@ func (s *spans) record(ctx context.Context, d *rpc.Decided) {
 		attribute.Float64Slice(telemetry.AttrTopMS, costs),
 		attribute.IntSlice(telemetry.AttrTopCached, cached),
 		attribute.String(telemetry.AttrMember, first.Member.Info.Name),
+		attribute.String(telemetry.AttrAddress, first.Member.Info.Address),
 		attribute.String(telemetry.AttrTrust, strings.ToLower(picture.Trust.String())),
 		attribute.Int64(telemetry.AttrAge, int64(first.Age/time.Millisecond)),
 		attribute.String(telemetry.AttrEpoch, telemetry.Epoch(picture.Epoch)),
@@ -59,6 +94,7 @@ func (s *spans) record(ctx context.Context, d *rpc.Decided) {
 	if a.Shadow.Policy != "" {
 		attributes = append(attributes, attribute.String(telemetry.AttrShadow, a.Shadow.Policy), attribute.Bool(telemetry.AttrSame, a.Shadow.Same))
 	}
+	attributes = append(attributes, asked(d.Request, d.Session)...)
 	options := []trace.SpanStartOption{trace.WithTimestamp(d.Start), trace.WithAttributes(attributes...)}
 	if picture.Trace != "" {
 		change := trace.SpanContextFromContext(s.propagator.Extract(context.Background(), propagation.MapCarrier{"traceparent": picture.Trace}))
@@ -70,5 +106,23 @@ func (s *spans) record(ctx context.Context, d *rpc.Decided) {
 		}
 	}
 	_, span := s.tracer.Start(ctx, telemetry.SpanDecision, options...)
-	span.End(trace.WithTimestamp(d.Start.Add(d.Took)))
+	span.End(trace.WithTimestamp(d.Start.Add(d.Took + d.Queued)))
+}
+
+// called says on the call's span whom it was about and why it failed.
+func called(span trace.Span, req any, err error) {
+	switch r := req.(type) {
+	case *pb.ReportRequest:
+		span.SetAttributes(attribute.String(telemetry.AttrDecision, r.GetDecision()), attribute.String(telemetry.AttrOutcome, outcomeName(r.GetOutcome())))
+		if r.GetMember() != "" {
+			span.SetAttributes(attribute.String(telemetry.AttrMember, r.GetMember()))
+		}
+	case interface{ GetRequest() *pb.Request }:
+		if err != nil { // else the decision has said so
+			span.SetAttributes(asked(r.GetRequest(), r.GetRequest().GetSession())...)
+		}
+	}
+	if err != nil {
+		span.RecordError(err)
+	}
 }

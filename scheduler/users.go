@@ -23,7 +23,8 @@ const answerWithin = time.Minute
 //	agent     <public nkey> <namespace>
 //	agent     <public nkey> <namespace>/<pod uid>
 //
-// Empty lines and what follows a '#' count for nothing.
+// Namespace and pod uid are those that the agent was given. Empty lines and what
+// follows a '#' count for nothing.
 func parseUsers(text string, subjects protocol.Subjects) ([]*server.NkeyUser, error) {
 	var users []*server.NkeyUser
 	var errs []error
@@ -64,34 +65,35 @@ func parseUser(words []string, subjects protocol.Subjects) (*server.NkeyUser, er
 		if !one {
 			uid = "any"
 		}
-		if _, err := (protocol.Member{Namespace: namespace, PodUID: uid}).Name(); err != nil {
+		if namespace == "" || uid == "" || strings.ContainsAny(words[2], "*>") {
 			return nil, fmt.Errorf("%.80q is neither <namespace> nor <namespace>/<pod uid>", words[2])
 		}
+		id := protocol.Identity(namespace, uid, 0) // as the agent makes it
 		if !one {
-			uid = "*"
+			id.PodUID = "*"
 		}
-		user.Permissions = agentRights(subjects, namespace+"_"+uid+"_*")
+		user.Permissions = agentRights(subjects, id.Namespace+"_"+id.PodUID+"_*")
 	default:
 		return nil, errors.New("must be: scheduler <key>, or: agent <key> <namespace>[/<pod uid>]")
 	}
 	return user, nil
 }
 
-// agentRights lets an agent speak for the members of the pattern, and answer
-// who asks it.
+// agentRights lets an agent speak for the members of the pattern, answer who
+// asks it, and hear what is made of them.
 func agentRights(s protocol.Subjects, members string) *server.Permissions {
 	return &server.Permissions{
 		Publish:   &server.SubjectPermission{Allow: []string{s.Blocks(members), s.Load(members)}},
-		Subscribe: &server.SubjectPermission{Allow: []string{s.Snapshot(members)}},
+		Subscribe: &server.SubjectPermission{Allow: []string{s.Snapshot(members), s.Verdict(members)}},
 		Response:  &server.ResponsePermission{MaxMsgs: protocol.MaxChunks, Expires: answerWithin},
 	}
 }
 
-// schedulerRights lets a scheduler follow its pool, ask for snapshots, and talk
-// to other schedulers.
+// schedulerRights lets a scheduler follow its pool, ask for snapshots, say what
+// it makes of members, and talk to other schedulers.
 func schedulerRights(s protocol.Subjects) *server.Permissions {
 	return &server.Permissions{
-		Publish:   &server.SubjectPermission{Allow: []string{s.Snapshot(protocol.Any), s.Picks()}},
+		Publish:   &server.SubjectPermission{Allow: []string{s.Snapshot(protocol.Any), s.Verdict(protocol.Any), s.Picks()}},
 		Subscribe: &server.SubjectPermission{Allow: []string{s.Blocks(protocol.Any), s.Load(protocol.Any), s.Inbox() + ".>", s.Picks()}},
 	}
 }

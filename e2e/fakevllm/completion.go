@@ -6,9 +6,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 )
+
+// maxChoices bounds n.
+const maxChoices = 1024
 
 // openaiRequest is what counts of a completion or a chat completion. Sampling
 // options change nothing here and are ignored.
@@ -69,8 +73,8 @@ func (e *Engine) prompts(req *openaiRequest, chat bool) (list prompts, limit int
 	if len(list) == 0 {
 		return nil, 0, badRequest("prompt", "prompt is missing")
 	}
-	if req.N != nil && *req.N != 1 {
-		return nil, 0, badRequest("n", "n must be 1")
+	if n := req.N; n != nil && (*n < 1 || *n > maxChoices) {
+		return nil, 0, badRequest("n", "n must be 1 to %d, got %d.", maxChoices, *n)
 	}
 	longest := 0
 	for _, tokens := range list {
@@ -119,7 +123,7 @@ func (e *Engine) place(r *http.Request) (*rank, error) {
 	best, least := e.ranks[0], -1
 	for _, r := range e.ranks {
 		r.mu.Lock()
-		load := 4*len(r.waiting) + len(r.running)
+		load := 4*(len(r.waiting)+len(r.incoming)) + len(r.running)
 		r.mu.Unlock()
 		if least < 0 || load < least {
 			best, least = r, load
@@ -128,7 +132,7 @@ func (e *Engine) place(r *http.Request) (*rank, error) {
 	return best, nil
 }
 
-// generation is one HTTP request inside the engine: a sequence for each prompt.
+// generation is one HTTP request inside the engine: n sequences for each prompt.
 type generation struct {
 	id      string
 	chat    bool
@@ -136,6 +140,7 @@ type generation struct {
 	created int64
 	rank    *rank
 	list    []*sequence
+	n       int
 	wake    chan struct{}
 }
 
@@ -198,7 +203,7 @@ func (e *Engine) generation(r *http.Request, req *openaiRequest, chat bool) (*ge
 	}
 	g := &generation{
 		id: e.requestID(chat), chat: chat, model: req.Model, created: time.Now().Unix(),
-		rank: rank, wake: make(chan struct{}, 1),
+		rank: rank, n: 1, wake: make(chan struct{}, 1),
 	}
 	if g.model == "" {
 		g.model = e.cfg.Model
@@ -207,7 +212,11 @@ func (e *Engine) generation(r *http.Request, req *openaiRequest, chat bool) (*ge
 	if !req.Stream {
 		every = limit + 1
 	}
-	for _, tokens := range list {
+	if req.N != nil {
+		g.n = *req.N
+	}
+	for i := range len(list) * g.n {
+		tokens := slices.Clip(list[i/g.n])
 		s := &sequence{
 			scope:     scope{adapter: adapter.Name, path: adapter.Path, salt: req.Salt},
 			adapterID: adapter.id,
@@ -234,7 +243,8 @@ func (g *generation) usage(completion int) usage {
 	u := usage{CompletionTokens: completion}
 	g.rank.mu.Lock()
 	defer g.rank.mu.Unlock()
-	for _, s := range g.list {
+	for i := 0; i < len(g.list); i += g.n {
+		s := g.list[i]
 		size := g.rank.cfg.BlockSize
 		cached := max(0, s.cached)
 		u.PromptTokens += s.prompt

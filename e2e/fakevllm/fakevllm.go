@@ -20,6 +20,7 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -47,6 +48,12 @@ type Config struct {
 	ThreeFrameReplay bool
 	// NoEvents and NoReplay turn the events, or only the replay, off.
 	NoEvents, NoReplay bool
+	// NoSources answers 404 where the event endpoints are told, as vLLM did
+	// before 0.31.
+	NoSources bool
+	// NoRequestCounts leaves http_requests_total out of /metrics, like an API
+	// server without that instrumentation: resets and sleeps go uncounted.
+	NoRequestCounts bool
 	// Era of the events; zero: Maps.
 	Era Era
 
@@ -62,9 +69,9 @@ type Config struct {
 	MaxBatchedTokens int
 	// MaxSequences that run at once; 0: 256.
 	MaxSequences int
-	// Preemption admits a sequence when its first step has room, and lets the
-	// last ones start over when the others need theirs. Otherwise a sequence is
-	// admitted when all it may need is there.
+	// Preemption admits a sequence when there is room for its prompt, and lets
+	// the last ones start over when the others need theirs, as vLLM does.
+	// Otherwise a sequence is admitted when all it may ever need is there.
 	Preemption bool
 	// PriorityScheduling serves by the requests' priority, lower first.
 	PriorityScheduling bool
@@ -154,6 +161,8 @@ type Engine struct {
 	events   []*Publisher // by rank, empty without events
 	metrics  *metrics
 	requests sync.WaitGroup
+	// noSources as in Config; it may change while the engine runs.
+	noSources atomic.Bool
 
 	mu       sync.Mutex // guards what follows
 	adapters map[string]loaded
@@ -176,6 +185,7 @@ func New(cfg Config) (*Engine, error) {
 		return nil, fmt.Errorf("fake engine: %w", err)
 	}
 	e := &Engine{cfg: cfg, started: time.Now(), adapters: make(map[string]loaded)}
+	e.HideSources(cfg.NoSources)
 	for _, a := range cfg.Adapters {
 		e.load(a)
 	}
@@ -266,6 +276,9 @@ func port(l net.Listener) int { return l.Addr().(*net.TCPAddr).Port }
 // Addr is host:port of the HTTP server.
 func (e *Engine) Addr() string { return e.listener.Addr().String() }
 
+// HideSources makes the engine like one with Config.NoSources, or not.
+func (e *Engine) HideSources(hidden bool) { e.noSources.Store(hidden) }
+
 // URL is where the HTTP server is.
 func (e *Engine) URL() string { return "http://" + e.Addr() }
 
@@ -325,13 +338,17 @@ type Counters struct {
 	Preempted         uint64
 	PromptTokens      uint64 // of finished requests
 	Generated         uint64 // tokens
-	Resets            uint64
+	FirstTokens       uint64 // requests that got one
+	// FirstTokenWait is the time from the requests' arrival to their first
+	// tokens, together, in real time.
+	FirstTokenWait time.Duration
+	Resets         uint64
 	// Lag is time that the machine was too slow for: steps began later than the
 	// profile says. It should be nothing.
 	Lag time.Duration
 }
 
-// State is what a rank is doing now.
+// State is what a rank is doing now, which /metrics tells at the end of a step.
 type State struct {
 	Running, Waiting int
 	// Usage is the share of blocks in use by running requests.
@@ -348,7 +365,7 @@ func (e *Engine) State(rank int) State {
 	defer r.mu.Unlock()
 	return State{
 		Running:  len(r.running),
-		Waiting:  len(r.waiting),
+		Waiting:  len(r.waiting) + len(r.incoming),
 		Usage:    r.pool.usage(),
 		Cached:   len(r.pool.byHash),
 		Counters: r.counters,

@@ -5,31 +5,55 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 )
 
-// metrics is the /metrics page under vLLM's names. What the ranks hold is read
-// when the page is asked for; histograms are kept here.
+// metrics is the /metrics page under vLLM's names. It knows an engine as it
+// stood at the end of each rank's last step: nothing moves on it in between, and
+// all that a step moves, it moves at once. docs/ENGINE-METRICS.md says what moves
+// when.
 type metrics struct {
 	engine   *Engine
 	registry *prometheus.Registry
 
+	mu sync.Mutex // held for a step's whole report, and for a page
+
 	ttft, itl, tpot, e2e                 *prometheus.HistogramVec
 	queue, prefill, decode, inference    *prometheus.HistogramVec
 	prompt, generation, computed, tokens *prometheus.HistogramVec
-	finish                               *prometheus.CounterVec
+	finish, http                         *prometheus.CounterVec
 
 	byRank []rankMetrics // fixed after newMetrics
 }
 
-// rankMetrics are the histograms of one rank, looked up once.
+// rankMetrics are the metrics of one rank; its histograms are looked up once.
 type rankMetrics struct {
-	ttft, itl, tpot, e2e                 prometheus.Observer
-	queue, prefill, decode, inference    prometheus.Observer
-	prompt, generation, computed, tokens prometheus.Observer
-	finish                               map[string]prometheus.Counter
+	gauges   gauges
+	counters reported
+	sleeping int
+
+	ttft, itl, tpot, e2e               prometheus.Observer
+	queue, prefill, decode, inference  prometheus.Observer
+	prompt, generation, computedTokens prometheus.Observer
+	iteration                          prometheus.Observer
+	finish                             map[string]prometheus.Counter
+}
+
+// gauges are how a rank stood when a step ended.
+type gauges struct {
+	running, waiting int
+	usage            float64
+	queries, hits    uint64   // prompt tokens looked up and found, since the start
+	adapters         []string // of running requests that have a token
+}
+
+// reported are the counters of a rank that move with a request's tokens.
+type reported struct {
+	prompt, cached, generated, preempted uint64
 }
 
 var (
@@ -78,7 +102,13 @@ func newMetrics(e *Engine) *metrics {
 	m.finish = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "vllm:request_success_total", Help: "Count of successfully processed requests.",
 	}, []string{"engine", "finished_reason", "model_name"})
+	m.http = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "http_requests_total", Help: "Total number of requests by method, status and handler.",
+	}, []string{"handler", "method", "status"})
 	m.registry.MustRegister(m.finish)
+	if !e.cfg.NoRequestCounts {
+		m.registry.MustRegister(m.http)
+	}
 	for i := range e.cfg.Ranks {
 		l := []string{strconv.Itoa(i), e.cfg.Model}
 		rm := rankMetrics{
@@ -87,7 +117,7 @@ func newMetrics(e *Engine) *metrics {
 			queue: m.queue.WithLabelValues(l...), inference: m.inference.WithLabelValues(l...),
 			prefill: m.prefill.WithLabelValues(l...), decode: m.decode.WithLabelValues(l...),
 			prompt: m.prompt.WithLabelValues(l...), generation: m.generation.WithLabelValues(l...),
-			computed: m.computed.WithLabelValues(l...), tokens: m.tokens.WithLabelValues(l...),
+			computedTokens: m.computed.WithLabelValues(l...), iteration: m.tokens.WithLabelValues(l...),
 			finish: make(map[string]prometheus.Counter),
 		}
 		for _, reason := range finishReasons {
@@ -95,56 +125,117 @@ func newMetrics(e *Engine) *metrics {
 		}
 		m.byRank = append(m.byRank, rm)
 	}
-	m.registry.MustRegister(&page{e})
+	m.registry.MustRegister(&page{m})
 	return m
 }
 
-// token observes the token that s just got.
-func (m *metrics) token(rank int, s *sequence, now time.Time) {
-	rm := &m.byRank[rank]
+// step is what one step of a rank reports, all of it under the metrics' lock.
+type step struct {
+	*rankMetrics
+	now      time.Time
+	outputs  int // to requests
+	computed int // tokens of the prompts that got their first token
+	tokens   int // generated
+}
+
+// begin opens the report of a step that ended now; end closes it.
+func (m *metrics) begin(rank int, now time.Time) *step {
+	m.mu.Lock()
+	return &step{rankMetrics: &m.byRank[rank], now: now}
+}
+
+// end closes the report. A step without an output leaves nothing but gauges.
+func (m *metrics) end(s *step, g gauges) {
+	if s.outputs > 0 {
+		s.iteration.Observe(float64(s.computed + s.tokens))
+	}
+	s.gauges = g
+	m.mu.Unlock()
+}
+
+// token reports the token that s just got. With its first one the whole prompt
+// is reported, whatever steps computed it.
+func (r *step) token(s *sequence) {
+	r.tokens++
+	r.counters.generated++
+	r.counters.preempted += uint64(s.preempted)
+	s.preempted = 0
 	if s.first.IsZero() {
-		s.first = now
-		rm.ttft.Observe(now.Sub(s.arrived).Seconds())
-		rm.queue.Observe(max(0, s.admitted.Sub(s.arrived).Seconds()))
-		rm.prefill.Observe(max(0, now.Sub(s.admitted).Seconds()))
+		r.computed += s.prompt - s.cached
+		r.counters.prompt += uint64(s.prompt)
+		r.counters.cached += uint64(s.cached)
+	}
+	r.output(s)
+}
+
+// output times what s was just sent.
+func (r *step) output(s *sequence) {
+	r.outputs++
+	if s.first.IsZero() {
+		s.first = r.now
+		r.ttft.Observe(seconds(s.arrived, r.now))
 	} else {
-		rm.itl.Observe(now.Sub(s.last).Seconds())
+		r.itl.Observe(seconds(s.last, r.now))
 	}
-	s.last = now
+	s.last = r.now
 }
 
-// finished observes the end of s.
-func (m *metrics) finished(rank int, s *sequence, reason string, now time.Time) {
-	rm := &m.byRank[rank]
-	rm.finish[reason].Inc()
-	if reason == "abort" {
-		return
+// ended reports that the engine itself ended s, whose client is told so. Of one
+// without a token vLLM knows neither when it began nor what was cached: it
+// counts from its clock's origin, and the whole prompt.
+func (r *step) ended(s *sequence, origin time.Time) {
+	if s.first.IsZero() {
+		s.queued, s.admitted, s.cached = origin, origin, 0
 	}
-	rm.e2e.Observe(now.Sub(s.arrived).Seconds())
-	rm.inference.Observe(now.Sub(s.admitted).Seconds())
-	decode := now.Sub(s.first).Seconds()
-	rm.decode.Observe(decode)
+	r.output(s)
+	r.finished(s, "abort")
+}
+
+// finished reports the end of s.
+func (r *step) finished(s *sequence, reason string) {
+	r.finish[reason].Inc()
+	r.e2e.Observe(seconds(s.arrived, r.now))
+	r.queue.Observe(seconds(s.queued, s.admitted))
+	r.prefill.Observe(seconds(s.admitted, s.first))
+	r.inference.Observe(seconds(s.admitted, s.last))
+	decode, perToken := seconds(s.first, s.last), 0.
 	if n := s.generated(); n > 1 {
-		rm.tpot.Observe(decode / float64(n-1))
+		perToken = decode / float64(n-1)
 	}
-	rm.prompt.Observe(float64(s.prompt))
-	rm.generation.Observe(float64(s.generated()))
-	rm.computed.Observe(float64(s.prompt - s.cached))
+	r.decode.Observe(decode)
+	r.tpot.Observe(perToken)
+	r.prompt.Observe(float64(s.prompt))
+	r.generation.Observe(float64(s.generated()))
+	r.computedTokens.Observe(float64(s.prompt - s.cached))
 }
 
-func (m *metrics) iteration(rank, tokens int) {
-	m.byRank[rank].tokens.Observe(float64(tokens))
+// seconds between two times. A rank that catches up may finish a step before
+// its request came.
+func seconds(from, to time.Time) float64 { return max(0, to.Sub(from).Seconds()) }
+
+// sleep shows a sleep level at once.
+func (m *metrics) sleep(rank, level int) {
+	m.mu.Lock()
+	m.byRank[rank].sleeping = level
+	m.mu.Unlock()
 }
 
-// page reads the ranks.
-type page struct{ engine *Engine }
+// Gather takes the page between two reports.
+func (m *metrics) Gather() ([]*dto.MetricFamily, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.registry.Gather()
+}
+
+// page is what is not kept in histograms.
+type page struct{ *metrics }
 
 // Describe sends nothing: what the page holds depends on the engine.
-func (p *page) Describe(chan<- *prometheus.Desc) {}
+func (m *page) Describe(chan<- *prometheus.Desc) {}
 
-// Collect reads every rank once.
-func (p *page) Collect(out chan<- prometheus.Metric) {
-	e := p.engine
+// Collect runs under the metrics' lock.
+func (m *page) Collect(out chan<- prometheus.Metric) {
+	e := m.engine
 	send := func(kind prometheus.ValueType, name, help string, v float64, labels ...string) {
 		names := []string{"engine", "model_name"}
 		values := labels[:2]
@@ -155,44 +246,35 @@ func (p *page) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.MustNewConstMetric(prometheus.NewDesc("vllm:"+name, help, names, nil), kind, v, values...)
 	}
 	const gauge, counter = prometheus.GaugeValue, prometheus.CounterValue
-	running, waiting := make(map[string]bool), make(map[string]bool)
-	for i, r := range e.ranks {
-		r.mu.Lock()
-		nr, nw, usage, c, sleeping := len(r.running), len(r.waiting), r.pool.usage(), r.counters, r.sleeping
-		for _, s := range r.running {
-			if s.scope.adapter != "" {
-				running[s.scope.adapter] = true
-			}
+	running := make(map[string]bool)
+	for i := range m.byRank {
+		g, c, sleeping := &m.byRank[i].gauges, &m.byRank[i].counters, m.byRank[i].sleeping
+		for _, name := range g.adapters {
+			running[name] = true
 		}
-		for _, s := range r.waiting {
-			if s.scope.adapter != "" {
-				waiting[s.scope.adapter] = true
-			}
-		}
-		r.mu.Unlock()
 		l := []string{strconv.Itoa(i), e.cfg.Model}
-		send(gauge, "num_requests_running", "Number of requests in model execution batches.", float64(nr), l...)
-		send(gauge, "num_requests_waiting", "Number of requests waiting to be processed.", float64(nw), l...)
+		send(gauge, "num_requests_running", "Number of requests in model execution batches.", float64(g.running), l...)
+		send(gauge, "num_requests_waiting", "Number of requests waiting to be processed.", float64(g.waiting), l...)
 		const byReason = "Number of waiting requests by reason."
-		send(gauge, "num_requests_waiting_by_reason", byReason, float64(nw), append(l, "reason", "capacity")...)
+		send(gauge, "num_requests_waiting_by_reason", byReason, float64(g.waiting), append(l, "reason", "capacity")...)
 		send(gauge, "num_requests_waiting_by_reason", byReason, 0, append(l, "reason", "deferred")...)
 		const sleep = "Engine sleep state; awake = 0 means engine is sleeping."
 		send(gauge, "engine_sleep_state", sleep, flag(sleeping == 0), append(l, "sleep_state", "awake")...)
 		send(gauge, "engine_sleep_state", sleep, flag(sleeping == 1), append(l, "sleep_state", "weights_offloaded")...)
 		send(gauge, "engine_sleep_state", sleep, flag(sleeping == 2), append(l, "sleep_state", "discard_all")...)
-		send(gauge, "kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", usage, l...)
-		send(counter, "prefix_cache_queries_total", "Prefix cache queries, in terms of number of queried tokens.", float64(c.Queries), l...)
-		send(counter, "prefix_cache_hits_total", "Prefix cache hits, in terms of number of cached tokens.", float64(c.Hits), l...)
+		send(gauge, "kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", g.usage, l...)
+		send(counter, "prefix_cache_queries_total", "Prefix cache queries, in terms of number of queried tokens.", float64(g.queries), l...)
+		send(counter, "prefix_cache_hits_total", "Prefix cache hits, in terms of number of cached tokens.", float64(g.hits), l...)
 		send(counter, "external_prefix_cache_queries_total", "External prefix cache queries.", 0, l...)
 		send(counter, "external_prefix_cache_hits_total", "External prefix cache hits.", 0, l...)
-		send(counter, "num_preemptions_total", "Cumulative number of preemption from the engine.", float64(c.Preempted), l...)
-		send(counter, "prompt_tokens_total", "Number of prefill tokens processed.", float64(c.Queries), l...)
+		send(counter, "num_preemptions_total", "Cumulative number of preemption from the engine.", float64(c.preempted), l...)
+		send(counter, "prompt_tokens_total", "Number of prefill tokens processed.", float64(c.prompt), l...)
 		const bySource = "Number of prompt tokens by source."
-		send(counter, "prompt_tokens_by_source_total", bySource, float64(c.Queries-c.Hits), append(l, "source", "local_compute")...)
-		send(counter, "prompt_tokens_by_source_total", bySource, float64(c.Hits), append(l, "source", "local_cache_hit")...)
+		send(counter, "prompt_tokens_by_source_total", bySource, float64(c.prompt-c.cached), append(l, "source", "local_compute")...)
+		send(counter, "prompt_tokens_by_source_total", bySource, float64(c.cached), append(l, "source", "local_cache_hit")...)
 		send(counter, "prompt_tokens_by_source_total", bySource, 0, append(l, "source", "external_kv_transfer")...)
-		send(counter, "prompt_tokens_cached_total", "Number of cached prompt tokens (local + external).", float64(c.Hits), l...)
-		send(counter, "generation_tokens_total", "Number of generation tokens processed.", float64(c.Generated), l...)
+		send(counter, "prompt_tokens_cached_total", "Number of cached prompt tokens (local + external).", float64(c.cached), l...)
+		send(counter, "generation_tokens_total", "Number of generation tokens processed.", float64(c.generated), l...)
 		out <- cacheConfig(e.cfg, i)
 	}
 	const rejections = "Number of admission attempts rejected by a queue limit, by reason."
@@ -208,7 +290,7 @@ func (p *page) Collect(out chan<- prometheus.Metric) {
 	if adapters {
 		out <- prometheus.MustNewConstMetric(
 			prometheus.NewDesc("vllm:lora_requests_info", "Running stats on lora requests.", []string{"max_lora", "running_lora_adapters", "waiting_lora_adapters"}, nil),
-			gauge, float64(time.Now().UnixMilli())/1000, strconv.Itoa(e.cfg.MaxAdapters), joined(running), joined(waiting))
+			gauge, float64(time.Now().UnixMilli())/1000, strconv.Itoa(e.cfg.MaxAdapters), joined(running), joined(running))
 	}
 }
 

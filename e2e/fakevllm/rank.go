@@ -19,16 +19,20 @@ type rank struct {
 	events  *Publisher // nil: none are sent
 	metrics *metrics
 	wake    chan struct{}
+	started time.Time
 
 	mu       sync.Mutex // guards what follows
 	pool     *pool
+	incoming []*sequence // sent since the last step began
 	waiting  []*sequence // by order, then arrival
 	running  []*sequence // by admission
 	reserved int         // blocks that running sequences may still ask for
 	batch    batch
 	// clearing: the next batch begins with AllBlocksCleared.
 	clearing bool
-	sleeping int // sleep level, 0 awake
+	sleeping int  // sleep level, 0 awake
+	paused   bool // no steps are taken
+	left     bool // somebody did, since the last step
 	arrivals int64
 	counters Counters
 }
@@ -46,6 +50,7 @@ func newRank(index int, cfg Config, events *Publisher, m *metrics) *rank {
 		events:  events,
 		metrics: m,
 		wake:    make(chan struct{}, 1),
+		started: time.Now(),
 		pool:    newPool(cfg.Blocks),
 		batch:   batch{era: cfg.Era},
 	}
@@ -60,8 +65,14 @@ func (r *rank) run(ctx context.Context) {
 	var shares []share
 	var busyUntil time.Time
 	for {
+		start, late := busyUntil, time.Duration(0)
+		if now := time.Now(); start.IsZero() {
+			start = now
+		} else if lag := now.Sub(start); lag > maxLag {
+			start, late = now, lag
+		}
 		var cost time.Duration
-		shares, cost = r.begin(shares[:0])
+		shares, cost = r.begin(shares[:0], start)
 		if len(shares) == 0 {
 			busyUntil = time.Time{}
 			select {
@@ -72,13 +83,8 @@ func (r *rank) run(ctx context.Context) {
 			}
 			continue
 		}
-		now := time.Now()
-		start := busyUntil
-		if lag := now.Sub(start); start.IsZero() || lag > maxLag {
-			if !start.IsZero() {
-				r.lagged(lag)
-			}
-			start = now
+		if late > 0 {
+			r.lagged(late)
 		}
 		busyUntil = start.Add(time.Duration(float64(cost) / r.cfg.Speedup))
 		if wait := time.Until(busyUntil); wait > 0 {
@@ -103,7 +109,7 @@ func (r *rank) lagged(d time.Duration) {
 	r.mu.Unlock()
 }
 
-// add puts a sequence into the queue.
+// add sends a sequence to the rank, which takes it before its next step.
 func (r *rank) add(s *sequence) {
 	s.hashes = s.scope.appendHashes(nil, s.tokens, r.cfg.BlockSize)
 	r.mu.Lock()
@@ -111,7 +117,7 @@ func (r *rank) add(s *sequence) {
 	r.arrivals++
 	s.arrived = time.Now()
 	s.cached = -1
-	r.enqueueLocked(s)
+	r.incoming = append(r.incoming, s)
 	r.mu.Unlock()
 	signal(r.wake)
 }
@@ -148,10 +154,13 @@ func (r *rank) abortAll() {
 	for _, s := range r.waiting {
 		s.aborted = true
 	}
+	for _, s := range r.incoming {
+		s.aborted = true
+	}
 	r.sweepLocked()
 }
 
-// sweepLocked drops aborted sequences.
+// sweepLocked drops aborted sequences. No histogram hears of them.
 func (r *rank) sweepLocked() {
 	gone := func(s *sequence) bool {
 		if !s.aborted {
@@ -159,12 +168,13 @@ func (r *rank) sweepLocked() {
 		}
 		r.dropLocked(s)
 		r.counters.Aborted++
-		r.metrics.finished(r.index, s, "abort", time.Now())
+		r.left = true
 		s.end("abort")
 		return true
 	}
 	r.running = slices.DeleteFunc(r.running, gone)
 	r.waiting = slices.DeleteFunc(r.waiting, gone)
+	r.incoming = slices.DeleteFunc(r.incoming, gone)
 }
 
 // dropLocked gives a sequence's blocks back.
@@ -186,10 +196,19 @@ func (r *rank) blocksFor(tokens int) int {
 // begin plans a step and takes its blocks: running sequences first, then the
 // queue in order, until the token budget is spent. Blocks that the step fills
 // can be found from now on, their events leave when it ends.
-func (r *rank) begin(shares []share) ([]share, time.Duration) {
+func (r *rank) begin(shares []share, now time.Time) ([]share, time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.sleeping > 0 {
+	for _, s := range r.incoming {
+		s.queued = now
+		r.enqueueLocked(s)
+	}
+	clear(r.incoming)
+	r.incoming = r.incoming[:0]
+	if r.sleeping > 0 || r.paused {
+		if r.left {
+			r.reportLocked(now)
+		}
 		return shares, 0
 	}
 	budget := r.cfg.MaxBatchedTokens
@@ -215,7 +234,7 @@ func (r *rank) begin(shares []share) ([]share, time.Duration) {
 	}
 	for budget > 0 && len(r.waiting) > 0 && len(r.running) < r.cfg.MaxSequences && r.counters.Preempted == preempted {
 		s := r.waiting[0]
-		if !r.admitLocked(s, budget) {
+		if !r.admitLocked(s, now) {
 			break
 		}
 		r.waiting = slices.Delete(r.waiting, 0, 1)
@@ -225,6 +244,7 @@ func (r *rank) begin(shares []share) ([]share, time.Duration) {
 		plan(s, n)
 	}
 	if len(shares) == 0 {
+		r.reportLocked(now)
 		return shares, 0
 	}
 	r.counters.Steps++
@@ -232,14 +252,14 @@ func (r *rank) begin(shares []share) ([]share, time.Duration) {
 }
 
 // admitLocked looks up what is cached of s and takes it, if there is room: for
-// all that s may ever need, or with preemption for its first step.
-func (r *rank) admitLocked(s *sequence, budget int) bool {
+// all that s may ever need, or with preemption for all that it has now.
+func (r *rank) admitLocked(s *sequence, now time.Time) bool {
 	usable := min(len(s.hashes), (len(s.tokens)-1)/r.cfg.BlockSize)
 	hit := r.pool.match(nil, s.hashes[:usable])
 	computed := len(hit) * r.cfg.BlockSize
 	need := r.blocksFor(s.total())
 	if r.cfg.Preemption {
-		need = r.blocksFor(computed + min(len(s.tokens)-computed, budget))
+		need = r.blocksFor(len(s.tokens))
 	}
 	if r.pool.free-r.reserved < need-len(hit)+r.pool.idle(hit) {
 		return false
@@ -255,7 +275,7 @@ func (r *rank) admitLocked(s *sequence, budget int) bool {
 	s.computed, s.sealed = computed, len(hit)
 	if s.cached < 0 {
 		s.cached = computed
-		s.admitted = time.Now()
+		s.admitted = now
 		r.counters.Queries += uint64(s.prompt)
 		r.counters.Hits += uint64(computed)
 	}
@@ -342,11 +362,11 @@ func (r *rank) finish(shares []share, now time.Time) {
 	if payload := r.batch.take(float64(time.Now().UnixNano())/1e9, r.index); payload != nil && r.events != nil {
 		r.events.Publish(payload)
 	}
-	computed := 0
+	report := r.metrics.begin(r.index, now)
+	got := shares[:0]
 	done := false
 	for _, sh := range shares {
 		s := sh.seq
-		computed += sh.tokens
 		if s.aborted || s.computed < len(s.tokens) {
 			continue
 		}
@@ -354,25 +374,57 @@ func (r *rank) finish(shares []share, now time.Time) {
 		if len(s.hashes) > 0 {
 			state = s.hashes[len(s.hashes)-1]
 		}
-		token := generated(r.cfg.Seed, state, len(s.tokens))
-		s.tokens = append(s.tokens, token)
+		s.tokens = append(s.tokens, generated(r.cfg.Seed, state, len(s.tokens)))
 		r.counters.Generated++
-		r.metrics.token(r.index, s, now)
-		reason := ""
+		if s.generated() == 1 {
+			r.counters.FirstTokens++
+			r.counters.FirstTokenWait += now.Sub(s.arrived)
+		}
+		report.token(s)
 		if s.generated() >= s.limit {
-			reason = s.ending
 			done = true
 			r.dropLocked(s)
 			r.counters.Finished++
 			r.counters.PromptTokens += uint64(s.prompt)
-			r.metrics.finished(r.index, s, reason, now)
+			report.finished(s, s.ending)
 		}
-		s.deliver(token, reason)
+		got = append(got, sh)
 	}
 	if done {
 		r.running = slices.DeleteFunc(r.running, func(s *sequence) bool { return s.blocks == nil })
 	}
-	r.metrics.iteration(r.index, computed)
+	r.metrics.end(report, r.gaugesLocked())
+	r.left = false
+	// Clients hear of their tokens after the metrics do.
+	for _, sh := range got {
+		s := sh.seq
+		reason := ""
+		if s.generated() >= s.limit {
+			reason = s.ending
+		}
+		s.deliver(s.tokens[len(s.tokens)-1], reason)
+	}
+}
+
+// reportLocked is a step in which nothing is computed.
+func (r *rank) reportLocked(now time.Time) {
+	r.metrics.end(r.metrics.begin(r.index, now), r.gaugesLocked())
+	r.left = false
+}
+
+// gaugesLocked is how the rank stands between two steps: what clients sent
+// meanwhile is not known to it.
+func (r *rank) gaugesLocked() gauges {
+	g := gauges{
+		running: len(r.running), waiting: len(r.waiting), usage: r.pool.usage(),
+		queries: r.counters.Queries, hits: r.counters.Hits,
+	}
+	for _, s := range r.running {
+		if name := s.scope.adapter; name != "" && !s.first.IsZero() {
+			g.adapters = append(g.adapters, name)
+		}
+	}
+	return g
 }
 
 // reset forgets the cache; only if nothing uses it, unless running sequences
@@ -399,17 +451,31 @@ func (r *rank) clearLocked() bool {
 	return true
 }
 
-// sleep aborts what runs and forgets the cache, level 0 wakes up.
+// pause keeps everything as it is from the next step on, or goes on.
+func (r *rank) pause(on bool) {
+	r.mu.Lock()
+	r.paused = on
+	r.mu.Unlock()
+	signal(r.wake)
+}
+
+// sleep aborts what was taken and forgets the cache, level 0 wakes up.
 func (r *rank) sleep(level int) {
 	r.mu.Lock()
 	r.sleeping = level
 	if level > 0 {
-		for _, s := range r.running {
-			s.aborted = true
+		report := r.metrics.begin(r.index, time.Now())
+		for _, list := range [][]*sequence{r.running, r.waiting} {
+			for _, s := range list {
+				s.aborted = true
+				report.ended(s, r.started)
+			}
 		}
 		r.sweepLocked()
+		r.metrics.end(report, r.gaugesLocked())
 		r.clearLocked()
 	}
+	r.metrics.sleep(r.index, level)
 	r.mu.Unlock()
 	signal(r.wake)
 }

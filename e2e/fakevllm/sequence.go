@@ -24,9 +24,10 @@ type sequence struct {
 	computed, sealed int
 	cached           int // prompt tokens found at admission; -1 before
 	aborted          bool
-	preempted        int
+	preempted        int // times since its last token
 
-	arrived, admitted, first, last time.Time
+	// queued is when the rank took it from its clients, between two steps.
+	arrived, queued, admitted, first, last time.Time
 
 	// every says after how many tokens the client is woken; the first and the
 	// last are never held back.

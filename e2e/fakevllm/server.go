@@ -40,7 +40,7 @@ func (e *Engine) handler() http.Handler {
 	})
 	mux.HandleFunc("GET /v1/models", e.listModels)
 	mux.HandleFunc("GET /kv_event_sources", e.eventSources)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(e.metrics.registry, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(e.metrics, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /load", func(w http.ResponseWriter, _ *http.Request) {
 		e.mu.Lock()
 		n := e.inFlight
@@ -73,6 +73,20 @@ func (e *Engine) handler() http.Handler {
 			rank.sleep(0)
 		}
 	})
+	pause := func(on bool, status string) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			if mode := r.URL.Query().Get("mode"); on && mode != "keep" {
+				fail(w, badRequest("mode", "only the mode keep is there, not %q", mode))
+				return
+			}
+			for _, rank := range e.ranks {
+				rank.pause(on)
+			}
+			answer(w, map[string]string{"status": status})
+		}
+	}
+	mux.HandleFunc("POST /pause", pause(true, "paused"))
+	mux.HandleFunc("POST /resume", pause(false, "resumed"))
 	mux.HandleFunc("POST /reset_prefix_cache", func(w http.ResponseWriter, r *http.Request) {
 		done := true
 		for _, rank := range e.ranks {
@@ -91,8 +105,41 @@ func (e *Engine) handler() http.Handler {
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		answerStatus(w, http.StatusNotFound, map[string]string{"detail": "Not Found"})
 	})
-	return mux
+	return e.counted(mux)
 }
+
+// counted counts requests that were answered, but for those of probes.
+func (e *Engine) counted(next http.Handler) http.Handler {
+	probes := []string{"/metrics", "/health", "/load", "/ping", "/version", "/server_info"}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if slices.Contains(probes, r.URL.Path) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		s := &statusWriter{ResponseWriter: w, status: http.StatusOK}
+		// A client that left was answered, too.
+		defer func() {
+			if s.status != http.StatusNotFound {
+				e.metrics.http.WithLabelValues(r.URL.Path, r.Method, fmt.Sprintf("%dxx", s.status/100)).Inc()
+			}
+		}()
+		next.ServeHTTP(s, r)
+	})
+}
+
+// statusWriter remembers the status.
+type statusWriter struct {
+	http.ResponseWriter
+	status int
+}
+
+func (w *statusWriter) WriteHeader(status int) {
+	w.status = status
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap lets a ResponseController reach the writer inside.
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func answer(w http.ResponseWriter, v any) { answerStatus(w, http.StatusOK, v) }
 
@@ -205,6 +252,10 @@ type eventSource struct {
 // eventSources names endpoints as an operator would configure them: with a
 // host other than * vLLM would connect, not bind.
 func (e *Engine) eventSources(w http.ResponseWriter, _ *http.Request) {
+	if e.noSources.Load() {
+		answerStatus(w, http.StatusNotFound, map[string]string{"detail": "Not Found"})
+		return
+	}
 	list := make(map[string]eventSource)
 	for i, p := range e.events {
 		s := eventSource{

@@ -1,9 +1,11 @@
 package fakevllm
 
 import (
+	"context"
 	"encoding/json"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -178,7 +180,7 @@ func TestPromptForms(t *testing.T) {
 func TestBadRequestsAreSaidSo(t *testing.T) {
 	e := engine(t, Config{MaxModelLen: 100})
 	for _, body := range []string{
-		`{`, `{"prompt":[]}`, `{}`, `{"prompt":"x","max_tokens":0}`, `{"prompt":"x","max_tokens":100}`, `{"prompt":"x","n":2}`,
+		`{`, `{"prompt":[]}`, `{}`, `{"prompt":"x","max_tokens":0}`, `{"prompt":"x","max_tokens":100}`, `{"prompt":"x","n":0}`, `{"prompt":"x","n":9999}`,
 		`{"prompt":[999999]}`, `{"prompt":"` + strings.Repeat("x", 100) + `"}`,
 	} {
 		resp, err := http.Post(e.URL()+"/v1/completions", "application/json", strings.NewReader(body))
@@ -261,5 +263,71 @@ func TestMetricsPage(t *testing.T) {
 		if families[name] == nil {
 			t.Errorf("no %s", name)
 		}
+	}
+}
+
+// sums reads the samples of an engine of one rank by name.
+func sums(t *testing.T, e *Engine) map[string]float64 {
+	t.Helper()
+	out := make(map[string]float64)
+	for line := range strings.Lines(get(t, e, "/metrics")) {
+		name, rest, _ := strings.Cut(strings.TrimPrefix(line, "vllm:"), "{")
+		if _, value, ok := strings.Cut(rest, "} "); ok {
+			n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out[name] = n
+		}
+	}
+	return out
+}
+
+// A request is in the metrics with its first token, and in the histograms of
+// requests when it has its last; nothing moves between two steps.
+func TestMetricsMoveAtTheStepsEnd(t *testing.T) {
+	e := engine(t, Config{Speedup: 1, MaxModelLen: 100000, MaxBatchedTokens: 8192})
+	const prompt = 3 * 8192 // three steps of .4 s and more
+	first := make(chan struct{}, 1)
+	ctx, leave := context.WithCancel(context.Background())
+	left := make(chan error, 1)
+	go func() { left <- stream(ctx, e, ids(0, prompt), 1000, func(reply) { signal(first) }) }()
+	expect := func(when string, want map[string]float64) {
+		t.Helper()
+		got := sums(t, e)
+		for name, v := range want {
+			if got[name] != v {
+				t.Errorf("%s, %s is %v, want %v", when, name, got[name], v)
+			}
+		}
+	}
+	until(t, "the first step", func() bool { return e.State(0).Running == 1 })
+	expect("in the first step", map[string]float64{"num_requests_running": 0, "prefix_cache_queries_total": 0, "kv_cache_usage_perc": 0})
+	until(t, "the second step", func() bool { return e.State(0).Counters.Steps == 2 })
+	expect("in the second step", map[string]float64{
+		"num_requests_running": 1, "prefix_cache_queries_total": prompt, "prompt_tokens_total": 0, "iteration_tokens_total_count": 0,
+	})
+	<-first
+	expect("with the first token", map[string]float64{
+		"num_requests_running": 1, "prompt_tokens_total": prompt, "time_to_first_token_seconds_count": 1,
+		"request_queue_time_seconds_count": 0, "request_prefill_time_seconds_count": 0,
+		"request_prefill_kv_computed_tokens_count": 0, "request_prompt_tokens_count": 0,
+	})
+	if r := complete(t, e, ids(0, 20), 1, nil); r.Usage.CompletionTokens != 1 {
+		t.Fatalf("%+v", r)
+	}
+	expect("with the end of another", map[string]float64{
+		"prompt_tokens_total": prompt + 20, "request_queue_time_seconds_count": 1, "request_prefill_time_seconds_count": 1,
+		"request_prefill_kv_computed_tokens_count": 1, "request_prefill_kv_computed_tokens_sum": 20 - 16, "request_prompt_tokens_sum": 20,
+		"request_time_per_output_token_seconds_count": 1,
+	})
+	leave()
+	<-left
+	until(t, "an empty batch", func() bool { return sums(t, e)["num_requests_running"] == 0 })
+	expect("after an abort", map[string]float64{
+		"request_queue_time_seconds_count": 1, "request_prompt_tokens_sum": 20, "e2e_request_latency_seconds_count": 1,
+	})
+	if page := get(t, e, "/metrics"); !strings.Contains(page, `vllm:request_success_total{engine="0",finished_reason="abort",model_name="fake"} 0`) {
+		t.Error("an abort by the client is counted as an end")
 	}
 }

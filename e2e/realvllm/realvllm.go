@@ -48,8 +48,9 @@ type Engine struct {
 	port   int // of HTTP; events and replay follow
 	client http.Client
 
-	mu  sync.Mutex // guards cmd
-	cmd *exec.Cmd
+	mu    sync.Mutex // guards cmd
+	cmd   *exec.Cmd
+	ended chan struct{} // closed when cmd has ended
 }
 
 // New picks free ports for an engine. It is not started.
@@ -148,12 +149,24 @@ func (e *Engine) command() *exec.Cmd {
 	return cmd
 }
 
+// attempts is how often a process is started that ends before it answers: vLLM
+// picks ports for itself that another process may take before it.
+const attempts = 3
+
+var errEnded = errors.New("vLLM ended before it answered")
+
 // Start starts the process and waits until it answers. It takes about a minute.
-func (e *Engine) Start(ctx context.Context) error {
-	if err := e.Launch(); err != nil {
-		return err
+func (e *Engine) Start(ctx context.Context) (err error) {
+	for range attempts {
+		if err := e.Launch(); err != nil {
+			return err
+		}
+		if err = e.Ready(ctx); !errors.Is(err, errEnded) {
+			return err
+		}
+		e.Kill()
 	}
-	return e.Ready(ctx)
+	return err
 }
 
 // Launch starts the process and waits for nothing.
@@ -167,12 +180,19 @@ func (e *Engine) Launch() error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start vLLM: %w", err)
 	}
-	e.cmd = cmd
+	e.cmd, e.ended = cmd, make(chan struct{})
+	go func(ended chan struct{}) {
+		_ = cmd.Wait()
+		close(ended)
+	}(e.ended)
 	return nil
 }
 
 // Ready waits until the engine answers.
 func (e *Engine) Ready(ctx context.Context) error {
+	e.mu.Lock()
+	ended := e.ended
+	e.mu.Unlock()
 	for {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, e.URL()+"/health", nil)
 		if err != nil {
@@ -187,6 +207,8 @@ func (e *Engine) Ready(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("vLLM did not answer: %w", ctx.Err())
+		case <-ended:
+			return errEnded
 		case <-time.After(200 * time.Millisecond):
 		}
 	}
@@ -200,7 +222,7 @@ func (e *Engine) Kill() {
 		return
 	}
 	_ = syscall.Kill(-e.cmd.Process.Pid, syscall.SIGKILL)
-	_ = e.cmd.Wait()
+	<-e.ended
 	e.cmd = nil
 }
 

@@ -36,6 +36,13 @@ type Meta struct {
 	Seed       *string           `json:"seed"` // nil: random
 	LoraPaths  map[string]string `json:"lora_paths"`
 	ServedName string            `json:"-"` // as the recorded metrics name it
+	Rule       Rule              `json:"rule"`
+}
+
+// Rule is what the recorded engine's configuration says of its hits.
+type Rule struct {
+	Drops []int `json:"eagle"` // groups that drop the last block of a hit
+	Chunk int   `json:"chunk"` // of chunked-local attention, in tokens
 }
 
 // Step is one thing that happened, At seconds after the recording began.
@@ -67,6 +74,8 @@ type Send struct {
 	Adapter   string // model named by the request when it is not the base model
 	Salt      string
 	Rank      *int // where it was steered to
+	// SkipsCache: the engine was asked for the logprobs of the prompt.
+	SkipsCache bool
 }
 
 // Done is the engine's answer.
@@ -88,6 +97,7 @@ type line struct {
 	Model        string          `json:"model"`
 	CacheSalt    string          `json:"cache_salt"`
 	ToRank       *int            `json:"to_rank"`
+	Logprobs     json.RawMessage `json:"prompt_logprobs"`
 	Done         int             `json:"done"`
 	PromptTokens int             `json:"prompt_tokens"`
 	CachedTokens *int            `json:"cached_tokens"`
@@ -162,7 +172,7 @@ func (l *line) step() (Step, bool, error) {
 		}
 		s.Batch = batch
 	case l.Send > 0 || present(l.SendAbort):
-		s.Send = &Send{Number: l.Send, Tokens: l.Tokens, MaxTokens: l.MaxTokens, Adapter: l.Model, Salt: l.CacheSalt, Rank: l.ToRank}
+		s.Send = &Send{Number: l.Send, Tokens: l.Tokens, MaxTokens: l.MaxTokens, Adapter: l.Model, Salt: l.CacheSalt, Rank: l.ToRank, SkipsCache: present(l.Logprobs)}
 	case l.Done > 0:
 		s.Done = &Done{Number: l.Done, PromptTokens: l.PromptTokens}
 		if l.CachedTokens != nil {

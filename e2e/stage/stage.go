@@ -156,7 +156,7 @@ func (s *Stage) Agent(opt AgentOptions) (*Agent, error) {
 	a, err := agent.New(agent.Config{
 		NATSURL: s.NATS, Engine: opt.Engine, Pool: opt.Pool, Pod: opt.Pod,
 		Events: opt.Events, Replay: opt.Replay, StateDir: opt.State, Audit: opt.Audit,
-		Listen: local, Heartbeat: beat, Probe: probe, Log: s.opt.Log,
+		AdminAddress: local, Heartbeat: beat, Probe: probe, Log: s.opt.Log,
 	})
 	if err != nil {
 		return nil, err

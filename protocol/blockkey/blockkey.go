@@ -37,6 +37,15 @@ const Lead = 16
 // Before returns the keys that lead to position i of a chain.
 func Before(chain []Key, i int) []Key { return chain[max(0, i-Lead):i:i] }
 
+// BeforeNext returns the keys that lead to the position behind keys, which
+// before leads to.
+func BeforeNext(before, keys []Key) []Key {
+	if len(keys) < Lead {
+		keys = append(before[:len(before):len(before)], keys...)
+	}
+	return Before(keys, len(keys))
+}
+
 // Scope says within which cache content tokens are compared. Keys of different
 // scopes never meet.
 type Scope struct {

@@ -4,6 +4,7 @@
 package bus
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -24,7 +25,7 @@ type Login struct {
 }
 
 // Connect to a server, now or whenever it is there. An error names what is
-// wrong as the configurations do.
+// wrong by the flag that both programs have for it.
 func (l Login) Connect(url string, options ...nats.Option) (*nats.Conn, error) {
 	options = append(options, nats.RetryOnFailedConnect(true))
 	add := func(key string, option nats.Option) {
@@ -36,18 +37,18 @@ func (l Login) Connect(url string, options ...nats.Option) (*nats.Conn, error) {
 		})
 	}
 	if l.Credentials != "" {
-		add("NATSCredentials", nats.UserCredentials(l.Credentials))
+		add("-nats-credentials", nats.UserCredentials(l.Credentials))
 	}
 	key := &seed{file: l.Seed, dialer: net.Dialer{Timeout: nats.DefaultTimeout}}
 	if l.Seed != "" {
-		add("NATSSeed", key.identify)
-		add("NATSSeed", nats.SetCustomDialer(key))
+		add("-nats-seed", key.identify)
+		add("-nats-seed", nats.SetCustomDialer(key))
 	}
 	if l.CA != "" {
-		add("NATSTLS", nats.RootCAs(l.CA))
+		add("-nats-tls-ca", nats.RootCAs(l.CA))
 	}
 	if l.Cert != "" {
-		add("NATSTLS", nats.ClientCert(l.Cert, l.Key))
+		add("-nats-tls-cert and -nats-tls-key", nats.ClientCert(l.Cert, l.Key))
 	}
 	conn, err := nats.Connect(url, options...)
 	if err != nil {
@@ -60,7 +61,7 @@ func (l Login) Connect(url string, options ...nats.Option) (*nats.Conn, error) {
 // Events of a connection, for its owner.
 type Events struct {
 	// Connected is told of every connection, NotConnected why there is none, as
-	// often as it is tried.
+	// often as it is tried. That it is logged is seen to by Outage.
 	Connected    func()
 	NotConnected func(error)
 	// Failed is told of what goes wrong while there is one.
@@ -70,14 +71,17 @@ type Events struct {
 
 // Options of every connection. It is tried for ever, and nothing is kept while
 // it is away: what the other side misses it asks for. closed is closed when the
-// connection is for good.
-func Options(name string, e Events) (options []nats.Option, closed chan struct{}) {
+// connection is for good. The outage is to be told of failures that are found
+// otherwise than by the Events.
+func Options(name string, e Events) (options []nats.Option, outage *Outage, closed chan struct{}) {
 	closed = make(chan struct{})
+	outage = &Outage{log: e.Log}
 	connected := func(what string) nats.ConnHandler {
 		return func(c *nats.Conn) {
 			e.Connected()
 			_, err := c.TLSConnectionState()
-			e.Log.Info(what, "server", c.ConnectedUrlRedacted(), "tls", err == nil)
+			attempts, lasted := outage.over()
+			e.Log.Info(what, "server", c.ConnectedUrlRedacted(), "tls", err == nil, "attempts", attempts, "after", lasted.Round(time.Millisecond))
 		}
 	}
 	return []nats.Option{
@@ -85,18 +89,28 @@ func Options(name string, e Events) (options []nats.Option, closed chan struct{}
 		nats.MaxReconnects(-1),
 		nats.ReconnectBufSize(-1),
 		nats.IgnoreAuthErrorAbort(), // credentials are mended while we run
-		nats.ReconnectWait(100 * time.Millisecond),
-		nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond),
+		nats.CustomReconnectDelay(outage.delay),
 		nats.PingInterval(10 * time.Second),
 		nats.ClosedHandler(func(*nats.Conn) { close(closed) }),
-		nats.ConnectHandler(connected("connected")),
-		nats.ReconnectHandler(connected("connected again")),
-		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { e.NotConnected(err) }),
+		nats.ConnectHandler(connected("connected to NATS")),
+		nats.ReconnectHandler(connected("connected to NATS again")),
+		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) {
+			outage.Failed(err)
+			e.NotConnected(err)
+		}),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			outage.lost()
 			if err != nil {
-				e.Log.Warn("connection lost", "error", err)
+				e.Log.Warn("connection to NATS lost", "error", err, "do", "nothing unless it lasts: it is tried again at once")
 			}
 		}),
-		nats.ErrorHandler(e.Failed),
-	}, closed
+		nats.ErrorHandler(func(c *nats.Conn, s *nats.Subscription, err error) {
+			if !c.IsConnected() && !errors.Is(err, nats.ErrPermissionViolation) {
+				outage.Failed(err)
+				e.NotConnected(err)
+				return
+			}
+			e.Failed(c, s, err)
+		}),
+	}, outage, closed
 }

@@ -31,7 +31,7 @@ func serving(keys ...string) *server.Options {
 func member(t *testing.T, url string, login bus.Login) (connected chan struct{}, refused chan error) {
 	t.Helper()
 	connected, refused = make(chan struct{}, 16), make(chan error, 1024)
-	options, closed := bus.Options("test", bus.Events{
+	options, _, closed := bus.Options("test", bus.Events{
 		Connected:    func() { connected <- struct{}{} },
 		NotConnected: func(err error) { refused <- err },
 		Failed:       func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err },
@@ -98,7 +98,7 @@ func TestSeedIsReadAgainForEveryConnection(t *testing.T) {
 	if err := s.ReloadOptions(serving(renewed)); err != nil {
 		t.Fatal(err)
 	}
-	receive(t, refused, "the torn file is named", func(err error) bool { return strings.HasPrefix(err.Error(), "NATSSeed: ") })
+	receive(t, refused, "the torn file is named", func(err error) bool { return strings.HasPrefix(err.Error(), "-nats-seed: ") })
 
 	text, err := os.ReadFile(other)
 	if err != nil {

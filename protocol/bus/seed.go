@@ -31,7 +31,7 @@ func (s *seed) identify(o *nats.Options) error {
 func (s *seed) Dial(network, address string) (net.Conn, error) {
 	if conn := s.conn.Load(); conn != nil {
 		if err := s.identify(&conn.Opts); err != nil {
-			return nil, fmt.Errorf("NATSSeed: %w", err)
+			return nil, fmt.Errorf("-nats-seed: %w", err)
 		}
 	}
 	return s.dialer.Dial(network, address)

@@ -36,6 +36,10 @@ const (
 	Lane_LANE_HOST Lane = 2
 	// LANE_DISK: in GPU or host memory or on a local disk.
 	Lane_LANE_DISK Lane = 3
+	// LANE_ENDS is no lane of its own: the blocks of LANE_GPU at which the engine
+	// would accept a hit to end. It is not prefix-closed, and there is nothing on
+	// it unless HitRule.ends.
+	Lane_LANE_ENDS Lane = 4
 )
 
 // Enum value maps for Lane.
@@ -45,12 +49,14 @@ var (
 		1: "LANE_GPU",
 		2: "LANE_HOST",
 		3: "LANE_DISK",
+		4: "LANE_ENDS",
 	}
 	Lane_value = map[string]int32{
 		"LANE_UNSPECIFIED": 0,
 		"LANE_GPU":         1,
 		"LANE_HOST":        2,
 		"LANE_DISK":        3,
+		"LANE_ENDS":        4,
 	}
 )
 
@@ -197,7 +203,73 @@ func (x End_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use End_Kind.Descriptor instead.
 func (End_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_pb_bus_proto_rawDescGZIP(), []int{14, 0}
+	return file_pb_bus_proto_rawDescGZIP(), []int{16, 0}
+}
+
+// HitRule is what a member's engine makes of the blocks that it holds.
+type HitRule struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// ends: a hit ends at a block of LANE_ENDS. Without it, at any block.
+	Ends bool `protobuf:"varint,1,opt,name=ends,proto3" json:"ends,omitempty"`
+	// dropped_blocks are left out of a hit, its last ones: 0 or 1. A block of
+	// LANE_ENDS is then the one that is dropped.
+	DroppedBlocks uint32 `protobuf:"varint,2,opt,name=dropped_blocks,json=droppedBlocks,proto3" json:"dropped_blocks,omitempty"`
+	// dropped_to_the_end: the dropped block may be the prompt's last; otherwise
+	// it must leave a token of the prompt behind it.
+	DroppedToTheEnd bool `protobuf:"varint,3,opt,name=dropped_to_the_end,json=droppedToTheEnd,proto3" json:"dropped_to_the_end,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *HitRule) Reset() {
+	*x = HitRule{}
+	mi := &file_pb_bus_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HitRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HitRule) ProtoMessage() {}
+
+func (x *HitRule) ProtoReflect() protoreflect.Message {
+	mi := &file_pb_bus_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HitRule.ProtoReflect.Descriptor instead.
+func (*HitRule) Descriptor() ([]byte, []int) {
+	return file_pb_bus_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *HitRule) GetEnds() bool {
+	if x != nil {
+		return x.Ends
+	}
+	return false
+}
+
+func (x *HitRule) GetDroppedBlocks() uint32 {
+	if x != nil {
+		return x.DroppedBlocks
+	}
+	return 0
+}
+
+func (x *HitRule) GetDroppedToTheEnd() bool {
+	if x != nil {
+		return x.DroppedToTheEnd
+	}
+	return false
 }
 
 // Header opens every message of an agent.
@@ -211,14 +283,16 @@ type Header struct {
 	Epoch uint64 `protobuf:"fixed64,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// sequence of the last delta of this epoch that the message stands on. The
 	// first delta of an epoch has sequence 1; 0 is the empty picture.
-	Sequence      uint64 `protobuf:"varint,4,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Sequence uint64 `protobuf:"varint,4,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// rule at sequence; absent: hits end at any block and nothing is dropped.
+	Rule          *HitRule `protobuf:"bytes,5,opt,name=rule,proto3" json:"rule,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Header) Reset() {
 	*x = Header{}
-	mi := &file_pb_bus_proto_msgTypes[0]
+	mi := &file_pb_bus_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -230,7 +304,7 @@ func (x *Header) String() string {
 func (*Header) ProtoMessage() {}
 
 func (x *Header) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_bus_proto_msgTypes[0]
+	mi := &file_pb_bus_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -243,7 +317,7 @@ func (x *Header) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Header.ProtoReflect.Descriptor instead.
 func (*Header) Descriptor() ([]byte, []int) {
-	return file_pb_bus_proto_rawDescGZIP(), []int{0}
+	return file_pb_bus_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *Header) GetVersion() uint32 {
@@ -274,6 +348,13 @@ func (x *Header) GetSequence() uint64 {
 	return 0
 }
 
+func (x *Header) GetRule() *HitRule {
+	if x != nil {
+		return x.Rule
+	}
+	return nil
+}
+
 // Stored says that consecutive blocks of one chain became held, on one lane or
 // on neighbouring lanes alike.
 type Stored struct {
@@ -295,7 +376,7 @@ type Stored struct {
 
 func (x *Stored) Reset() {
 	*x = Stored{}
-	mi := &file_pb_bus_proto_msgTypes[1]
+	mi := &file_pb_bus_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -307,7 +388,7 @@ func (x *Stored) String() string {
 func (*Stored) ProtoMessage() {}
 
 func (x *Stored) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_bus_proto_msgTypes[1]
+	mi := &file_pb_bus_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -320,7 +401,7 @@ func (x *Stored) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stored.ProtoReflect.Descriptor instead.
 func (*Stored) Descriptor() ([]byte, []int) {
-	return file_pb_bus_proto_rawDescGZIP(), []int{1}
+	return file_pb_bus_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Stored) GetLane() Lane {
@@ -378,7 +459,7 @@ type Removed struct {
 
 func (x *Removed) Reset() {
 	*x = Removed{}
-	mi := &file_pb_bus_proto_msgTypes[2]
+	mi := &file_pb_bus_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -390,7 +471,7 @@ func (x *Removed) String() string {
 func (*Removed) ProtoMessage() {}
 
 func (x *Removed) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_bus_proto_msgTypes[2]
+	mi := &file_pb_bus_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -403,7 +484,7 @@ func (x *Removed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Removed.ProtoReflect.Descriptor instead.
 func (*Removed) Descriptor() ([]byte, []int) {
-	return file_pb_bus_proto_rawDescGZIP(), []int{2}
+	return file_pb_bus_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Removed) GetLane() Lane {
@@ -455,7 +536,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_pb_bus_proto_msgTypes[3]
+	mi := &file_pb_bus_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -467,7 +548,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_bus_proto_msgTypes[3]
+	mi := &file_pb_bus_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -480,7 +561,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_pb_bus_proto_rawDescGZIP(), []int{3}
+	return file_pb_bus_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Change) GetChange() isChange_Change {
@@ -537,7 +618,7 @@ type LaneState struct {
 
 func (x *LaneState) Reset() {
 	*x = LaneState{}
-	mi := &file_pb_bus_proto_msgTypes[4]
+	mi := &file_pb_bus_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -549,7 +630,7 @@ func (x *LaneState) String() string {
 func (*LaneState) ProtoMessage() {}
 
 func (x *LaneState) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_bus_proto_msgTypes[4]
+	mi := &file_pb_bus_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -562,7 +643,7 @@ func (x *LaneState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneState.ProtoReflect.Descriptor instead.
 func (*LaneState) Descriptor() ([]byte, []int) {
-	return file_pb_bus_proto_rawDescGZIP(), []int{4}
+	return file_pb_bus_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *LaneState) GetLane() Lane {
@@ -591,7 +672,8 @@ type Delta struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Header  *Header                `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
 	Changes []*Change              `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
-	// lanes after the changes. A delta that was split for size carries them in
+	// lanes after the changes, LANE_ENDS among them if the rule has ends. A delta
+	// that was split for size carries them in
 	// its last part only.
 	Lanes []*LaneState `protobuf:"bytes,3,rep,name=lanes,proto3" json:"lanes,omitempty"`
 	// engine_batches of this epoch that the picture stands on: one more than the
@@ -603,7 +685,7 @@ type Delta struct {
 
 func (x *Delta) Reset() {
 	*x = Delta{}
-	mi := &file_pb_bus_proto_msgTypes[5]
+	mi := &file_pb_bus_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -615,7 +697,7 @@ func (x *Delta) String() string {
 func (*Delta) ProtoMessage() {}
 
 func (x *Delta) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_bus_proto_msgTypes[5]
+	mi := &file_pb_bus_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -628,7 +710,7 @@ func (x *Delta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delta.ProtoReflect.Descriptor instead.
 func (*Delta) Descriptor() ([]byte, []int) {
-	return file_pb_bus_proto_rawDescGZIP(), []int{5}
+	return file_pb_bus_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Delta) GetHeader() *Header {
@@ -671,7 +753,7 @@ type Adapter struct {
 
 func (x *Adapter) Reset() {
 	*x = Adapter{}
-	mi := &file_pb_bus_proto_msgTypes[6]
+	mi := &file_pb_bus_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -683,7 +765,7 @@ func (x *Adapter) String() string {
 func (*Adapter) ProtoMessage() {}
 
 func (x *Adapter) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_bus_proto_msgTypes[6]
+	mi := &file_pb_bus_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -696,7 +778,7 @@ func (x *Adapter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Adapter.ProtoReflect.Descriptor instead.
 func (*Adapter) Descriptor() ([]byte, []int) {
-	return file_pb_bus_proto_rawDescGZIP(), []int{6}
+	return file_pb_bus_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Adapter) GetName() string {
@@ -721,7 +803,8 @@ type MemberInfo struct {
 	PodUid    string                 `protobuf:"bytes,3,opt,name=pod_uid,json=podUid,proto3" json:"pod_uid,omitempty"`
 	// rank is the data-parallel rank.
 	Rank uint32 `protobuf:"varint,4,opt,name=rank,proto3" json:"rank,omitempty"`
-	// address is where requests are sent, host:port.
+	// address is where requests are sent: host:port, an IP address or a DNS name
+	// without anything around it; empty: not known.
 	Address string `protobuf:"bytes,5,opt,name=address,proto3" json:"address,omitempty"`
 	// engine is its kind, for example "vllm", with its version.
 	Engine        string `protobuf:"bytes,6,opt,name=engine,proto3" json:"engine,omitempty"`
@@ -743,7 +826,7 @@ type MemberInfo struct {
 
 func (x *MemberInfo) Reset() {
 	*x = MemberInfo{}
-	mi := &file_pb_bus_proto_msgTypes[7]
+	mi := &file_pb_bus_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -755,7 +838,7 @@ func (x *MemberInfo) String() string {
 func (*MemberInfo) ProtoMessage() {}
 
 func (x *MemberInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_bus_proto_msgTypes[7]
+	mi := &file_pb_bus_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -768,7 +851,7 @@ func (x *MemberInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberInfo.ProtoReflect.Descriptor instead.
 func (*MemberInfo) Descriptor() ([]byte, []int) {
-	return file_pb_bus_proto_rawDescGZIP(), []int{7}
+	return file_pb_bus_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *MemberInfo) GetNamespace() string {
@@ -878,7 +961,11 @@ type Load struct {
 	Waiting *uint32 `protobuf:"varint,3,opt,name=waiting,proto3,oneof" json:"waiting,omitempty"`
 	// kv_usage is the share of blocks in use by running requests, 0..1.
 	KvUsage *float64 `protobuf:"fixed64,4,opt,name=kv_usage,json=kvUsage,proto3,oneof" json:"kv_usage,omitempty"`
-	// Totals since the engine started, from its counters and histograms.
+	// Totals since the engine started, from its counters and histograms. An
+	// engine counts them at three moments, and only what is counted at one may be
+	// divided by each other: prompt_tokens and cached_tokens as a request begins,
+	// generation_tokens and inter_token_* with every token; prefill_*, queue_*,
+	// request_prompt_tokens and request_generation_tokens as a request ends.
 	PromptTokens          *float64 `protobuf:"fixed64,5,opt,name=prompt_tokens,json=promptTokens,proto3,oneof" json:"prompt_tokens,omitempty"`
 	CachedTokens          *float64 `protobuf:"fixed64,6,opt,name=cached_tokens,json=cachedTokens,proto3,oneof" json:"cached_tokens,omitempty"`
 	GenerationTokens      *float64 `protobuf:"fixed64,7,opt,name=generation_tokens,json=generationTokens,proto3,oneof" json:"generation_tokens,omitempty"`
@@ -893,14 +980,17 @@ type Load struct {
 	RunningAdapters []string `protobuf:"bytes,15,rep,name=running_adapters,json=runningAdapters,proto3" json:"running_adapters,omitempty"`
 	Sleeping        *bool    `protobuf:"varint,16,opt,name=sleeping,proto3,oneof" json:"sleeping,omitempty"`
 	// unreachable: the engine does not answer; nothing else is known then.
-	Unreachable   bool `protobuf:"varint,17,opt,name=unreachable,proto3" json:"unreachable,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Unreachable bool `protobuf:"varint,17,opt,name=unreachable,proto3" json:"unreachable,omitempty"`
+	// Tokens of prompt and output of the requests that ended.
+	RequestPromptTokens     *float64 `protobuf:"fixed64,18,opt,name=request_prompt_tokens,json=requestPromptTokens,proto3,oneof" json:"request_prompt_tokens,omitempty"`
+	RequestGenerationTokens *float64 `protobuf:"fixed64,19,opt,name=request_generation_tokens,json=requestGenerationTokens,proto3,oneof" json:"request_generation_tokens,omitempty"`
+	unknownFields           protoimpl.UnknownFields
+	sizeCache               protoimpl.SizeCache
 }
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_pb_bus_proto_msgTypes[8]
+	mi := &file_pb_bus_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -912,7 +1002,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_bus_proto_msgTypes[8]
+	mi := &file_pb_bus_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -925,7 +1015,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_pb_bus_proto_rawDescGZIP(), []int{8}
+	return file_pb_bus_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Load) GetAgeMs() uint32 {
@@ -1047,6 +1137,20 @@ func (x *Load) GetUnreachable() bool {
 	return false
 }
 
+func (x *Load) GetRequestPromptTokens() float64 {
+	if x != nil && x.RequestPromptTokens != nil {
+		return *x.RequestPromptTokens
+	}
+	return 0
+}
+
+func (x *Load) GetRequestGenerationTokens() float64 {
+	if x != nil && x.RequestGenerationTokens != nil {
+		return *x.RequestGenerationTokens
+	}
+	return 0
+}
+
 // Heartbeat says that a member lives, how loaded it is, and what its picture
 // must look like at header.sequence.
 type Heartbeat struct {
@@ -1069,7 +1173,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_pb_bus_proto_msgTypes[9]
+	mi := &file_pb_bus_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1081,7 +1185,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_bus_proto_msgTypes[9]
+	mi := &file_pb_bus_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1094,7 +1198,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_pb_bus_proto_rawDescGZIP(), []int{9}
+	return file_pb_bus_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Heartbeat) GetHeader() *Header {
@@ -1171,7 +1275,7 @@ type SnapshotRequest struct {
 
 func (x *SnapshotRequest) Reset() {
 	*x = SnapshotRequest{}
-	mi := &file_pb_bus_proto_msgTypes[10]
+	mi := &file_pb_bus_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1183,7 +1287,7 @@ func (x *SnapshotRequest) String() string {
 func (*SnapshotRequest) ProtoMessage() {}
 
 func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_bus_proto_msgTypes[10]
+	mi := &file_pb_bus_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1196,7 +1300,7 @@ func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRequest.ProtoReflect.Descriptor instead.
 func (*SnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_pb_bus_proto_rawDescGZIP(), []int{10}
+	return file_pb_bus_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SnapshotRequest) GetVersion() uint32 {
@@ -1233,7 +1337,7 @@ type SnapshotChunk struct {
 
 func (x *SnapshotChunk) Reset() {
 	*x = SnapshotChunk{}
-	mi := &file_pb_bus_proto_msgTypes[11]
+	mi := &file_pb_bus_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1349,7 @@ func (x *SnapshotChunk) String() string {
 func (*SnapshotChunk) ProtoMessage() {}
 
 func (x *SnapshotChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_bus_proto_msgTypes[11]
+	mi := &file_pb_bus_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1362,7 @@ func (x *SnapshotChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotChunk.ProtoReflect.Descriptor instead.
 func (*SnapshotChunk) Descriptor() ([]byte, []int) {
-	return file_pb_bus_proto_rawDescGZIP(), []int{11}
+	return file_pb_bus_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SnapshotChunk) GetHeader() *Header {
@@ -1317,6 +1421,114 @@ func (x *SnapshotChunk) GetEngineBatches() uint64 {
 	return 0
 }
 
+// Verdict is what one scheduler makes of a member, told to the member's agent
+// when it changes and now and then in between.
+type Verdict struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Version uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	// member that it is about; must equal the subject's.
+	Member string `protobuf:"bytes,2,opt,name=member,proto3" json:"member,omitempty"`
+	// sender is a random number of one life of one scheduler; never 0.
+	Sender uint64 `protobuf:"fixed64,3,opt,name=sender,proto3" json:"sender,omitempty"`
+	// scheduler is the sender's name for people.
+	Scheduler string `protobuf:"bytes,4,opt,name=scheduler,proto3" json:"scheduler,omitempty"`
+	// trust of the member's picture there, and why it is not EXACT.
+	Trust  Trust  `protobuf:"varint,5,opt,name=trust,proto3,enum=kvscout.bus.v1.Trust" json:"trust,omitempty"`
+	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	// refused says why what the member says does not count there; empty: it does.
+	Refused string `protobuf:"bytes,7,opt,name=refused,proto3" json:"refused,omitempty"`
+	// interval_ms until the next at the latest, as long as the member is heard.
+	IntervalMs    uint32 `protobuf:"varint,8,opt,name=interval_ms,json=intervalMs,proto3" json:"interval_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Verdict) Reset() {
+	*x = Verdict{}
+	mi := &file_pb_bus_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Verdict) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Verdict) ProtoMessage() {}
+
+func (x *Verdict) ProtoReflect() protoreflect.Message {
+	mi := &file_pb_bus_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Verdict.ProtoReflect.Descriptor instead.
+func (*Verdict) Descriptor() ([]byte, []int) {
+	return file_pb_bus_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Verdict) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Verdict) GetMember() string {
+	if x != nil {
+		return x.Member
+	}
+	return ""
+}
+
+func (x *Verdict) GetSender() uint64 {
+	if x != nil {
+		return x.Sender
+	}
+	return 0
+}
+
+func (x *Verdict) GetScheduler() string {
+	if x != nil {
+		return x.Scheduler
+	}
+	return ""
+}
+
+func (x *Verdict) GetTrust() Trust {
+	if x != nil {
+		return x.Trust
+	}
+	return Trust_TRUST_UNSPECIFIED
+}
+
+func (x *Verdict) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Verdict) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
+func (x *Verdict) GetIntervalMs() uint32 {
+	if x != nil {
+		return x.IntervalMs
+	}
+	return 0
+}
+
 // Picks is what one scheduler tells the others of a pool about its decisions
 // since the last message. It is best effort: who misses one is a little less
 // well informed until reservations expire or load samples replace them.
@@ -1326,16 +1538,18 @@ type Picks struct {
 	// sender is a random number of one life of one scheduler; never 0.
 	Sender uint64 `protobuf:"fixed64,2,opt,name=sender,proto3" json:"sender,omitempty"`
 	// sequence counts the sender's messages, from 1.
-	Sequence      uint64    `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Charges       []*Charge `protobuf:"bytes,4,rep,name=charges,proto3" json:"charges,omitempty"`
-	Ends          []*End    `protobuf:"bytes,5,rep,name=ends,proto3" json:"ends,omitempty"`
+	Sequence uint64    `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Charges  []*Charge `protobuf:"bytes,4,rep,name=charges,proto3" json:"charges,omitempty"`
+	Ends     []*End    `protobuf:"bytes,5,rep,name=ends,proto3" json:"ends,omitempty"`
+	// name of the sender for people, in messages without charges and ends.
+	Name          string `protobuf:"bytes,6,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Picks) Reset() {
 	*x = Picks{}
-	mi := &file_pb_bus_proto_msgTypes[12]
+	mi := &file_pb_bus_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1347,7 +1561,7 @@ func (x *Picks) String() string {
 func (*Picks) ProtoMessage() {}
 
 func (x *Picks) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_bus_proto_msgTypes[12]
+	mi := &file_pb_bus_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1360,7 +1574,7 @@ func (x *Picks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Picks.ProtoReflect.Descriptor instead.
 func (*Picks) Descriptor() ([]byte, []int) {
-	return file_pb_bus_proto_rawDescGZIP(), []int{12}
+	return file_pb_bus_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Picks) GetVersion() uint32 {
@@ -1398,6 +1612,13 @@ func (x *Picks) GetEnds() []*End {
 	return nil
 }
 
+func (x *Picks) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 // Charge is one decision.
 type Charge struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1425,15 +1646,19 @@ type Charge struct {
 	Decode string `protobuf:"bytes,12,opt,name=decode,proto3" json:"decode,omitempty"`
 	// share of the member that the request takes, and end_ms, the predicted time
 	// to its end; 0: not known.
-	Share         float64 `protobuf:"fixed64,13,opt,name=share,proto3" json:"share,omitempty"`
-	EndMs         float64 `protobuf:"fixed64,14,opt,name=end_ms,json=endMs,proto3" json:"end_ms,omitempty"`
+	Share float64 `protobuf:"fixed64,13,opt,name=share,proto3" json:"share,omitempty"`
+	EndMs float64 `protobuf:"fixed64,14,opt,name=end_ms,json=endMs,proto3" json:"end_ms,omitempty"`
+	// session is what the session or the conversation is recognised by: of a
+	// session that has a name its XXH64, which the next request of it has, too; 0:
+	// none. Its last member is the one that was charged.
+	Session       uint64 `protobuf:"fixed64,15,opt,name=session,proto3" json:"session,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Charge) Reset() {
 	*x = Charge{}
-	mi := &file_pb_bus_proto_msgTypes[13]
+	mi := &file_pb_bus_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1445,7 +1670,7 @@ func (x *Charge) String() string {
 func (*Charge) ProtoMessage() {}
 
 func (x *Charge) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_bus_proto_msgTypes[13]
+	mi := &file_pb_bus_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1458,7 +1683,7 @@ func (x *Charge) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Charge.ProtoReflect.Descriptor instead.
 func (*Charge) Descriptor() ([]byte, []int) {
-	return file_pb_bus_proto_rawDescGZIP(), []int{13}
+	return file_pb_bus_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Charge) GetDecision() uint64 {
@@ -1559,6 +1784,13 @@ func (x *Charge) GetEndMs() float64 {
 	return 0
 }
 
+func (x *Charge) GetSession() uint64 {
+	if x != nil {
+		return x.Session
+	}
+	return 0
+}
+
 // End is what was reported of a decision.
 type End struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -1572,7 +1804,7 @@ type End struct {
 
 func (x *End) Reset() {
 	*x = End{}
-	mi := &file_pb_bus_proto_msgTypes[14]
+	mi := &file_pb_bus_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1584,7 +1816,7 @@ func (x *End) String() string {
 func (*End) ProtoMessage() {}
 
 func (x *End) ProtoReflect() protoreflect.Message {
-	mi := &file_pb_bus_proto_msgTypes[14]
+	mi := &file_pb_bus_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1597,7 +1829,7 @@ func (x *End) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use End.ProtoReflect.Descriptor instead.
 func (*End) Descriptor() ([]byte, []int) {
-	return file_pb_bus_proto_rawDescGZIP(), []int{14}
+	return file_pb_bus_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *End) GetDecision() uint64 {
@@ -1625,12 +1857,17 @@ var File_pb_bus_proto protoreflect.FileDescriptor
 
 const file_pb_bus_proto_rawDesc = "" +
 	"\n" +
-	"\fpb/bus.proto\x12\x0ekvscout.bus.v1\"l\n" +
+	"\fpb/bus.proto\x12\x0ekvscout.bus.v1\"q\n" +
+	"\aHitRule\x12\x12\n" +
+	"\x04ends\x18\x01 \x01(\bR\x04ends\x12%\n" +
+	"\x0edropped_blocks\x18\x02 \x01(\rR\rdroppedBlocks\x12+\n" +
+	"\x12dropped_to_the_end\x18\x03 \x01(\bR\x0fdroppedToTheEnd\"\x99\x01\n" +
 	"\x06Header\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x06R\x05epoch\x12\x1a\n" +
-	"\bsequence\x18\x04 \x01(\x04R\bsequence\"\xb8\x01\n" +
+	"\bsequence\x18\x04 \x01(\x04R\bsequence\x12+\n" +
+	"\x04rule\x18\x05 \x01(\v2\x17.kvscout.bus.v1.HitRuleR\x04rule\"\xb8\x01\n" +
 	"\x06Stored\x12(\n" +
 	"\x04lane\x18\x01 \x01(\x0e2\x14.kvscout.bus.v1.LaneR\x04lane\x12\x1a\n" +
 	"\bposition\x18\x03 \x01(\rR\bposition\x12\x12\n" +
@@ -1679,7 +1916,7 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\x06labels\x18\x0e \x03(\v2&.kvscout.bus.v1.MemberInfo.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xca\a\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfc\b\n" +
 	"\x04Load\x12\x15\n" +
 	"\x06age_ms\x18\x01 \x01(\rR\x05ageMs\x12\x1d\n" +
 	"\arunning\x18\x02 \x01(\rH\x00R\arunning\x88\x01\x01\x12\x1d\n" +
@@ -1699,7 +1936,9 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\x0equeue_requests\x18\x0e \x01(\x01H\fR\rqueueRequests\x88\x01\x01\x12)\n" +
 	"\x10running_adapters\x18\x0f \x03(\tR\x0frunningAdapters\x12\x1f\n" +
 	"\bsleeping\x18\x10 \x01(\bH\rR\bsleeping\x88\x01\x01\x12 \n" +
-	"\vunreachable\x18\x11 \x01(\bR\vunreachableB\n" +
+	"\vunreachable\x18\x11 \x01(\bR\vunreachable\x127\n" +
+	"\x15request_prompt_tokens\x18\x12 \x01(\x01H\x0eR\x13requestPromptTokens\x88\x01\x01\x12?\n" +
+	"\x19request_generation_tokens\x18\x13 \x01(\x01H\x0fR\x17requestGenerationTokens\x88\x01\x01B\n" +
 	"\n" +
 	"\b_runningB\n" +
 	"\n" +
@@ -1715,7 +1954,9 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\x12_inter_token_countB\x10\n" +
 	"\x0e_queue_secondsB\x11\n" +
 	"\x0f_queue_requestsB\v\n" +
-	"\t_sleeping\"\xed\x02\n" +
+	"\t_sleepingB\x18\n" +
+	"\x16_request_prompt_tokensB\x1c\n" +
+	"\x1a_request_generation_tokens\"\xed\x02\n" +
 	"\tHeartbeat\x12.\n" +
 	"\x06header\x18\x01 \x01(\v2\x16.kvscout.bus.v1.HeaderR\x06header\x12.\n" +
 	"\x04info\x18\x02 \x01(\v2\x1a.kvscout.bus.v1.MemberInfoR\x04info\x12(\n" +
@@ -1738,13 +1979,24 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\x05lanes\x18\x05 \x03(\v2\x19.kvscout.bus.v1.LaneStateR\x05lanes\x12+\n" +
 	"\x05trust\x18\x06 \x01(\x0e2\x15.kvscout.bus.v1.TrustR\x05trust\x12\x16\n" +
 	"\x06reason\x18\a \x01(\tR\x06reason\x12%\n" +
-	"\x0eengine_batches\x18\b \x01(\x04R\rengineBatches\"\xb0\x01\n" +
+	"\x0eengine_batches\x18\b \x01(\x04R\rengineBatches\"\xf1\x01\n" +
+	"\aVerdict\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\rR\aversion\x12\x16\n" +
+	"\x06member\x18\x02 \x01(\tR\x06member\x12\x16\n" +
+	"\x06sender\x18\x03 \x01(\x06R\x06sender\x12\x1c\n" +
+	"\tscheduler\x18\x04 \x01(\tR\tscheduler\x12+\n" +
+	"\x05trust\x18\x05 \x01(\x0e2\x15.kvscout.bus.v1.TrustR\x05trust\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x18\n" +
+	"\arefused\x18\a \x01(\tR\arefused\x12\x1f\n" +
+	"\vinterval_ms\x18\b \x01(\rR\n" +
+	"intervalMs\"\xc4\x01\n" +
 	"\x05Picks\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x16\n" +
 	"\x06sender\x18\x02 \x01(\x06R\x06sender\x12\x1a\n" +
 	"\bsequence\x18\x03 \x01(\x04R\bsequence\x120\n" +
 	"\acharges\x18\x04 \x03(\v2\x16.kvscout.bus.v1.ChargeR\acharges\x12'\n" +
-	"\x04ends\x18\x05 \x03(\v2\x13.kvscout.bus.v1.EndR\x04ends\"\x9b\x03\n" +
+	"\x04ends\x18\x05 \x03(\v2\x13.kvscout.bus.v1.EndR\x04ends\x12\x12\n" +
+	"\x04name\x18\x06 \x01(\tR\x04name\"\xb5\x03\n" +
 	"\x06Charge\x12\x1a\n" +
 	"\bdecision\x18\x01 \x01(\x06R\bdecision\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x12\x14\n" +
@@ -1762,7 +2014,8 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\fpredicted_ms\x18\v \x01(\rR\vpredictedMs\x12\x16\n" +
 	"\x06decode\x18\f \x01(\tR\x06decode\x12\x14\n" +
 	"\x05share\x18\r \x01(\x01R\x05share\x12\x15\n" +
-	"\x06end_ms\x18\x0e \x01(\x01R\x05endMs\"\xd3\x01\n" +
+	"\x06end_ms\x18\x0e \x01(\x01R\x05endMs\x12\x18\n" +
+	"\asession\x18\x0f \x01(\x06R\asession\"\xd3\x01\n" +
 	"\x03End\x12\x1a\n" +
 	"\bdecision\x18\x01 \x01(\x06R\bdecision\x12,\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x18.kvscout.bus.v1.End.KindR\x04kind\x12\x16\n" +
@@ -1772,12 +2025,13 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\x10KIND_FIRST_TOKEN\x10\x01\x12\x11\n" +
 	"\rKIND_FINISHED\x10\x02\x12\x0f\n" +
 	"\vKIND_FAILED\x10\x03\x12\x12\n" +
-	"\x0eKIND_CANCELLED\x10\x04*H\n" +
+	"\x0eKIND_CANCELLED\x10\x04*W\n" +
 	"\x04Lane\x12\x14\n" +
 	"\x10LANE_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bLANE_GPU\x10\x01\x12\r\n" +
 	"\tLANE_HOST\x10\x02\x12\r\n" +
-	"\tLANE_DISK\x10\x03*l\n" +
+	"\tLANE_DISK\x10\x03\x12\r\n" +
+	"\tLANE_ENDS\x10\x04*l\n" +
 	"\x05Trust\x12\x15\n" +
 	"\x11TRUST_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rTRUST_UNKNOWN\x10\x01\x12\x15\n" +
@@ -1798,58 +2052,62 @@ func file_pb_bus_proto_rawDescGZIP() []byte {
 }
 
 var file_pb_bus_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_pb_bus_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_pb_bus_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_pb_bus_proto_goTypes = []any{
 	(Lane)(0),               // 0: kvscout.bus.v1.Lane
 	(Trust)(0),              // 1: kvscout.bus.v1.Trust
 	(End_Kind)(0),           // 2: kvscout.bus.v1.End.Kind
-	(*Header)(nil),          // 3: kvscout.bus.v1.Header
-	(*Stored)(nil),          // 4: kvscout.bus.v1.Stored
-	(*Removed)(nil),         // 5: kvscout.bus.v1.Removed
-	(*Change)(nil),          // 6: kvscout.bus.v1.Change
-	(*LaneState)(nil),       // 7: kvscout.bus.v1.LaneState
-	(*Delta)(nil),           // 8: kvscout.bus.v1.Delta
-	(*Adapter)(nil),         // 9: kvscout.bus.v1.Adapter
-	(*MemberInfo)(nil),      // 10: kvscout.bus.v1.MemberInfo
-	(*Load)(nil),            // 11: kvscout.bus.v1.Load
-	(*Heartbeat)(nil),       // 12: kvscout.bus.v1.Heartbeat
-	(*SnapshotRequest)(nil), // 13: kvscout.bus.v1.SnapshotRequest
-	(*SnapshotChunk)(nil),   // 14: kvscout.bus.v1.SnapshotChunk
-	(*Picks)(nil),           // 15: kvscout.bus.v1.Picks
-	(*Charge)(nil),          // 16: kvscout.bus.v1.Charge
-	(*End)(nil),             // 17: kvscout.bus.v1.End
-	nil,                     // 18: kvscout.bus.v1.MemberInfo.LabelsEntry
+	(*HitRule)(nil),         // 3: kvscout.bus.v1.HitRule
+	(*Header)(nil),          // 4: kvscout.bus.v1.Header
+	(*Stored)(nil),          // 5: kvscout.bus.v1.Stored
+	(*Removed)(nil),         // 6: kvscout.bus.v1.Removed
+	(*Change)(nil),          // 7: kvscout.bus.v1.Change
+	(*LaneState)(nil),       // 8: kvscout.bus.v1.LaneState
+	(*Delta)(nil),           // 9: kvscout.bus.v1.Delta
+	(*Adapter)(nil),         // 10: kvscout.bus.v1.Adapter
+	(*MemberInfo)(nil),      // 11: kvscout.bus.v1.MemberInfo
+	(*Load)(nil),            // 12: kvscout.bus.v1.Load
+	(*Heartbeat)(nil),       // 13: kvscout.bus.v1.Heartbeat
+	(*SnapshotRequest)(nil), // 14: kvscout.bus.v1.SnapshotRequest
+	(*SnapshotChunk)(nil),   // 15: kvscout.bus.v1.SnapshotChunk
+	(*Verdict)(nil),         // 16: kvscout.bus.v1.Verdict
+	(*Picks)(nil),           // 17: kvscout.bus.v1.Picks
+	(*Charge)(nil),          // 18: kvscout.bus.v1.Charge
+	(*End)(nil),             // 19: kvscout.bus.v1.End
+	nil,                     // 20: kvscout.bus.v1.MemberInfo.LabelsEntry
 }
 var file_pb_bus_proto_depIdxs = []int32{
-	0,  // 0: kvscout.bus.v1.Stored.lane:type_name -> kvscout.bus.v1.Lane
-	0,  // 1: kvscout.bus.v1.Stored.through:type_name -> kvscout.bus.v1.Lane
-	0,  // 2: kvscout.bus.v1.Removed.lane:type_name -> kvscout.bus.v1.Lane
-	0,  // 3: kvscout.bus.v1.Removed.through:type_name -> kvscout.bus.v1.Lane
-	4,  // 4: kvscout.bus.v1.Change.stored:type_name -> kvscout.bus.v1.Stored
-	5,  // 5: kvscout.bus.v1.Change.removed:type_name -> kvscout.bus.v1.Removed
-	0,  // 6: kvscout.bus.v1.LaneState.lane:type_name -> kvscout.bus.v1.Lane
-	3,  // 7: kvscout.bus.v1.Delta.header:type_name -> kvscout.bus.v1.Header
-	6,  // 8: kvscout.bus.v1.Delta.changes:type_name -> kvscout.bus.v1.Change
-	7,  // 9: kvscout.bus.v1.Delta.lanes:type_name -> kvscout.bus.v1.LaneState
-	9,  // 10: kvscout.bus.v1.MemberInfo.adapters:type_name -> kvscout.bus.v1.Adapter
-	18, // 11: kvscout.bus.v1.MemberInfo.labels:type_name -> kvscout.bus.v1.MemberInfo.LabelsEntry
-	3,  // 12: kvscout.bus.v1.Heartbeat.header:type_name -> kvscout.bus.v1.Header
-	10, // 13: kvscout.bus.v1.Heartbeat.info:type_name -> kvscout.bus.v1.MemberInfo
-	11, // 14: kvscout.bus.v1.Heartbeat.load:type_name -> kvscout.bus.v1.Load
-	1,  // 15: kvscout.bus.v1.Heartbeat.trust:type_name -> kvscout.bus.v1.Trust
-	7,  // 16: kvscout.bus.v1.Heartbeat.lanes:type_name -> kvscout.bus.v1.LaneState
-	3,  // 17: kvscout.bus.v1.SnapshotChunk.header:type_name -> kvscout.bus.v1.Header
-	4,  // 18: kvscout.bus.v1.SnapshotChunk.stored:type_name -> kvscout.bus.v1.Stored
-	7,  // 19: kvscout.bus.v1.SnapshotChunk.lanes:type_name -> kvscout.bus.v1.LaneState
-	1,  // 20: kvscout.bus.v1.SnapshotChunk.trust:type_name -> kvscout.bus.v1.Trust
-	16, // 21: kvscout.bus.v1.Picks.charges:type_name -> kvscout.bus.v1.Charge
-	17, // 22: kvscout.bus.v1.Picks.ends:type_name -> kvscout.bus.v1.End
-	2,  // 23: kvscout.bus.v1.End.kind:type_name -> kvscout.bus.v1.End.Kind
-	24, // [24:24] is the sub-list for method output_type
-	24, // [24:24] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	3,  // 0: kvscout.bus.v1.Header.rule:type_name -> kvscout.bus.v1.HitRule
+	0,  // 1: kvscout.bus.v1.Stored.lane:type_name -> kvscout.bus.v1.Lane
+	0,  // 2: kvscout.bus.v1.Stored.through:type_name -> kvscout.bus.v1.Lane
+	0,  // 3: kvscout.bus.v1.Removed.lane:type_name -> kvscout.bus.v1.Lane
+	0,  // 4: kvscout.bus.v1.Removed.through:type_name -> kvscout.bus.v1.Lane
+	5,  // 5: kvscout.bus.v1.Change.stored:type_name -> kvscout.bus.v1.Stored
+	6,  // 6: kvscout.bus.v1.Change.removed:type_name -> kvscout.bus.v1.Removed
+	0,  // 7: kvscout.bus.v1.LaneState.lane:type_name -> kvscout.bus.v1.Lane
+	4,  // 8: kvscout.bus.v1.Delta.header:type_name -> kvscout.bus.v1.Header
+	7,  // 9: kvscout.bus.v1.Delta.changes:type_name -> kvscout.bus.v1.Change
+	8,  // 10: kvscout.bus.v1.Delta.lanes:type_name -> kvscout.bus.v1.LaneState
+	10, // 11: kvscout.bus.v1.MemberInfo.adapters:type_name -> kvscout.bus.v1.Adapter
+	20, // 12: kvscout.bus.v1.MemberInfo.labels:type_name -> kvscout.bus.v1.MemberInfo.LabelsEntry
+	4,  // 13: kvscout.bus.v1.Heartbeat.header:type_name -> kvscout.bus.v1.Header
+	11, // 14: kvscout.bus.v1.Heartbeat.info:type_name -> kvscout.bus.v1.MemberInfo
+	12, // 15: kvscout.bus.v1.Heartbeat.load:type_name -> kvscout.bus.v1.Load
+	1,  // 16: kvscout.bus.v1.Heartbeat.trust:type_name -> kvscout.bus.v1.Trust
+	8,  // 17: kvscout.bus.v1.Heartbeat.lanes:type_name -> kvscout.bus.v1.LaneState
+	4,  // 18: kvscout.bus.v1.SnapshotChunk.header:type_name -> kvscout.bus.v1.Header
+	5,  // 19: kvscout.bus.v1.SnapshotChunk.stored:type_name -> kvscout.bus.v1.Stored
+	8,  // 20: kvscout.bus.v1.SnapshotChunk.lanes:type_name -> kvscout.bus.v1.LaneState
+	1,  // 21: kvscout.bus.v1.SnapshotChunk.trust:type_name -> kvscout.bus.v1.Trust
+	1,  // 22: kvscout.bus.v1.Verdict.trust:type_name -> kvscout.bus.v1.Trust
+	18, // 23: kvscout.bus.v1.Picks.charges:type_name -> kvscout.bus.v1.Charge
+	19, // 24: kvscout.bus.v1.Picks.ends:type_name -> kvscout.bus.v1.End
+	2,  // 25: kvscout.bus.v1.End.kind:type_name -> kvscout.bus.v1.End.Kind
+	26, // [26:26] is the sub-list for method output_type
+	26, // [26:26] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_pb_bus_proto_init() }
@@ -1857,18 +2115,18 @@ func file_pb_bus_proto_init() {
 	if File_pb_bus_proto != nil {
 		return
 	}
-	file_pb_bus_proto_msgTypes[3].OneofWrappers = []any{
+	file_pb_bus_proto_msgTypes[4].OneofWrappers = []any{
 		(*Change_Stored)(nil),
 		(*Change_Removed)(nil),
 	}
-	file_pb_bus_proto_msgTypes[8].OneofWrappers = []any{}
+	file_pb_bus_proto_msgTypes[9].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pb_bus_proto_rawDesc), len(file_pb_bus_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   16,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -125,9 +125,13 @@ type Request struct {
 	// headers of the client's request, where one of those that the scheduler is
 	// told of (-session-headers) may name the session; session wins over them.
 	// At most 256.
-	Headers       map[string]string `protobuf:"bytes,21,rep,name=headers,proto3" json:"headers,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Headers map[string]string `protobuf:"bytes,21,rep,name=headers,proto3" json:"headers,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// skips_prefix_cache: the engine will not read its prefix cache for this
+	// request, as for prompt_logprobs and pooling by token: nothing is cached for
+	// it anywhere. An openai_body says so itself.
+	SkipsPrefixCache bool `protobuf:"varint,22,opt,name=skips_prefix_cache,json=skipsPrefixCache,proto3" json:"skips_prefix_cache,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Request) Reset() {
@@ -324,6 +328,13 @@ func (x *Request) GetHeaders() map[string]string {
 		return x.Headers
 	}
 	return nil
+}
+
+func (x *Request) GetSkipsPrefixCache() bool {
+	if x != nil {
+		return x.SkipsPrefixCache
+	}
+	return false
 }
 
 type isRequest_Prompt interface {
@@ -935,7 +946,8 @@ type CachedTokens struct {
 	// host and disk are what comes beyond the tiers before.
 	Host uint64 `protobuf:"varint,2,opt,name=host,proto3" json:"host,omitempty"`
 	Disk uint64 `protobuf:"varint,3,opt,name=disk,proto3" json:"disk,omitempty"`
-	// predicted is what an earlier decision sent there and no event has confirmed.
+	// predicted is what an earlier decision sent there and no event has confirmed,
+	// or what the last known picture has of a member that is not heard.
 	Predicted     uint64 `protobuf:"varint,4,opt,name=predicted,proto3" json:"predicted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1903,7 +1915,9 @@ func (x *ReportRequest) GetTtftMs() float64 {
 type ReportResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// known: the decision was still open.
-	Known         bool `protobuf:"varint,1,opt,name=known,proto3" json:"known,omitempty"`
+	Known bool `protobuf:"varint,1,opt,name=known,proto3" json:"known,omitempty"`
+	// note says what of the report could not be; empty: nothing.
+	Note          string `protobuf:"bytes,2,opt,name=note,proto3" json:"note,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1943,6 +1957,13 @@ func (x *ReportResponse) GetKnown() bool {
 		return x.Known
 	}
 	return false
+}
+
+func (x *ReportResponse) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
 }
 
 type FleetRequest struct {
@@ -2024,7 +2045,10 @@ type MemberState struct {
 	Speed *Speed `protobuf:"bytes,23,opt,name=speed,proto3" json:"speed,omitempty"`
 	// failing_ms: callers reported failures, and the member is left out for so
 	// long; 0: it is not.
-	FailingMs     uint32 `protobuf:"varint,24,opt,name=failing_ms,json=failingMs,proto3" json:"failing_ms,omitempty"`
+	FailingMs uint32 `protobuf:"varint,24,opt,name=failing_ms,json=failingMs,proto3" json:"failing_ms,omitempty"`
+	// warning of what is wrong with the member beside its picture, like an address
+	// that others have too; empty: nothing.
+	Warning       string `protobuf:"bytes,25,opt,name=warning,proto3" json:"warning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2225,6 +2249,13 @@ func (x *MemberState) GetFailingMs() uint32 {
 		return x.FailingMs
 	}
 	return 0
+}
+
+func (x *MemberState) GetWarning() string {
+	if x != nil {
+		return x.Warning
+	}
+	return ""
 }
 
 // Speed is how fast a member is believed to be, as learned from its engine's
@@ -2516,7 +2547,7 @@ var File_pb_scheduler_proto protoreflect.FileDescriptor
 
 const file_pb_scheduler_proto_rawDesc = "" +
 	"\n" +
-	"\x12pb/scheduler.proto\x12\x14kvscout.scheduler.v1\x1a\fpb/bus.proto\"\x84\a\n" +
+	"\x12pb/scheduler.proto\x12\x14kvscout.scheduler.v1\x1a\fpb/bus.proto\"\xb2\a\n" +
 	"\aRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x18\n" +
@@ -2544,7 +2575,8 @@ const file_pb_scheduler_proto_rawDesc = "" +
 	"\x16expected_output_tokens\x18\x12 \x01(\rR\x14expectedOutputTokens\x12\x10\n" +
 	"\x03top\x18\x13 \x01(\rR\x03top\x12\x16\n" +
 	"\x06tenant\x18\x14 \x01(\tR\x06tenant\x12D\n" +
-	"\aheaders\x18\x15 \x03(\v2*.kvscout.scheduler.v1.Request.HeadersEntryR\aheaders\x1a:\n" +
+	"\aheaders\x18\x15 \x03(\v2*.kvscout.scheduler.v1.Request.HeadersEntryR\aheaders\x12,\n" +
+	"\x12skips_prefix_cache\x18\x16 \x01(\bR\x10skipsPrefixCache\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\b\n" +
@@ -2667,11 +2699,12 @@ const file_pb_scheduler_proto_rawDesc = "" +
 	"\x0e_cached_tokensB\x10\n" +
 	"\x0e_output_tokensB\n" +
 	"\n" +
-	"\b_ttft_ms\"&\n" +
+	"\b_ttft_ms\":\n" +
 	"\x0eReportResponse\x12\x14\n" +
-	"\x05known\x18\x01 \x01(\bR\x05known\"$\n" +
+	"\x05known\x18\x01 \x01(\bR\x05known\x12\x12\n" +
+	"\x04note\x18\x02 \x01(\tR\x04note\"$\n" +
 	"\fFleetRequest\x12\x14\n" +
-	"\x05model\x18\x01 \x01(\tR\x05model\"\x99\b\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\"\xb3\b\n" +
 	"\vMemberState\x124\n" +
 	"\x06member\x18\x01 \x01(\v2\x1c.kvscout.scheduler.v1.MemberR\x06member\x127\n" +
 	"\apicture\x18\x02 \x01(\v2\x1d.kvscout.scheduler.v1.PictureR\apicture\x12\x16\n" +
@@ -2699,7 +2732,8 @@ const file_pb_scheduler_proto_rawDesc = "" +
 	"\x06labels\x18\x16 \x03(\v2-.kvscout.scheduler.v1.MemberState.LabelsEntryR\x06labels\x121\n" +
 	"\x05speed\x18\x17 \x01(\v2\x1b.kvscout.scheduler.v1.SpeedR\x05speed\x12\x1d\n" +
 	"\n" +
-	"failing_ms\x18\x18 \x01(\rR\tfailingMs\x1a9\n" +
+	"failing_ms\x18\x18 \x01(\rR\tfailingMs\x12\x18\n" +
+	"\awarning\x18\x19 \x01(\tR\awarning\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\n" +

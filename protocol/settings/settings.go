@@ -8,8 +8,10 @@
 //	call-timeout: 2s
 //
 // A name that no flag has, or has twice, and a value that the flag does not
-// take are refused with the name and the line. The package also says what is
-// in force, without secrets, and notices when the file changes.
+// take are refused with the name and the line. Every error says in one line
+// where the setting can stand and what a right value looks like. The package
+// also says what is in force, without secrets, and notices when the file
+// changes.
 package settings
 
 import (
@@ -55,19 +57,22 @@ func Read(fs *flag.FlagSet, args []string, getenv func(string) string, never ...
 		name := Variable(f.Name)
 		if v := getenv(name); v != "" && !skip[f.Name] {
 			if err := fs.Set(f.Name, v); err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", name, err))
+				errs = append(errs, Wrong(fs, f.Name, "%s", unreadable(err)))
 			}
 		}
 	})
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return fs.Parse(args)
+	if err := parse(fs, args); err != nil {
+		return err
+	}
+	return zeros(fs)
 }
 
 // Variable is the environment variable of a flag.
 func Variable(flag string) string {
-	return "KVSCOUT_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+	return prefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
 // fileOf finds the file's name without setting anything.
@@ -145,7 +150,7 @@ func fromFile(fs *flag.FlagSet, text []byte, skip map[string]bool) error {
 func set(fs *flag.FlagSet, name string, value *yaml.Node, skip map[string]bool, lines map[string]int) error {
 	switch {
 	case fs.Lookup(name) == nil || skip[name]:
-		return errors.New("there is no such setting; -help lists them")
+		return errors.New("there is no such setting" + suggest(fs, name, func(s string) string { return s }))
 	case lines[name] != 0:
 		return fmt.Errorf("stands in line %d too", lines[name])
 	case value.Kind != yaml.ScalarNode:
@@ -155,9 +160,8 @@ func set(fs *flag.FlagSet, name string, value *yaml.Node, skip map[string]bool, 
 	if value.Tag == "!!null" {
 		text = ""
 	}
-	// The value is not quoted: it may be a secret.
 	if err := fs.Set(name, text); err != nil {
-		return fmt.Errorf("bad value: %w", err)
+		return Wrong(fs, name, "%s", unreadable(err))
 	}
 	return nil
 }

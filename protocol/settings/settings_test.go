@@ -101,16 +101,65 @@ func TestBadFilesAreRefusedByNameAndLine(t *testing.T) {
 	}
 }
 
-func TestEnvironmentErrorsNameTheVariable(t *testing.T) {
-	err := Read(flags(new(values)), nil, env(map[string]string{"KVSCOUT_WAIT": "soon"}))
-	if err == nil || !strings.Contains(err.Error(), "KVSCOUT_WAIT") {
-		t.Error(err)
+// Whoever reads an error must know where to mend it and how, in one line.
+func TestErrorsNameFlagVariableAndFileWithAnExample(t *testing.T) {
+	places := []string{"-wait", "KVSCOUT_WAIT", `"wait" in the file`, "for example 1s"}
+	for name, c := range map[string]struct {
+		args []string
+		env  map[string]string
+		want []string
+	}{
+		"zero":         {[]string{"-wait", "0"}, nil, append(places, "0 means nothing")},
+		"variable":     {nil, map[string]string{"KVSCOUT_WAIT": "soon-secret"}, places},
+		"flag":         {[]string{"-wait", "soon-secret"}, nil, places},
+		"no value":     {[]string{"-wait"}, nil, append(places, "needs a value")},
+		"file":         {[]string{"-config", write(t, "wait: soon-secret\n")}, nil, append(places, "line 1")},
+		"unknown":      {[]string{"-wiat", "1s"}, nil, []string{"no flag -wiat", "did you mean -wait?"}},
+		"a part":       {[]string{"-the", "1"}, nil, []string{"no flag -the", "did you mean -the-d?"}},
+		"nothing like": {[]string{"-xyzzy"}, nil, []string{"no flag -xyzzy", "-help"}},
+		"name in file": {[]string{"-config", write(t, "wiat: 1s\n")}, nil, []string{"line 1", "did you mean wait?"}},
+		"switch":       {[]string{"-on=maybe-secret"}, nil, []string{"-on", "KVSCOUT_ON", "for example true"}},
+	} {
+		fs := flags(new(values))
+		var out strings.Builder
+		fs.SetOutput(&out)
+		fs.Usage = func() {}
+		err := Read(fs, c.args, env(c.env))
+		for _, want := range c.want {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, want %q", name, err, want)
+			}
+		}
+		if err != nil && (strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "\n")) {
+			t.Errorf("%s: %q", name, err)
+		}
 	}
 	if err := Read(flags(new(values)), []string{"-help"}, env(nil)); !errors.Is(err, flag.ErrHelp) {
 		t.Error(err)
 	}
 	if err := Read(flags(new(values)), nil, env(map[string]string{"KVSCOUT_ON": "x"}), "on"); err != nil {
 		t.Errorf("a name that is never read from the environment: %v", err)
+	}
+}
+
+func TestUnknownVariablesAreNoticed(t *testing.T) {
+	fs := flags(new(values))
+	got := Unknown(fs, []string{
+		"PATH=/bin", "KVSCOUT_WAIT=1s", "KVSCOUT_THE_D=secret", "KVSCOUT_CONFIG=x",
+		"KVSCOUT_WIAT=secret", "KVSCOUT_the_d=secret", "KVSCOUT_XYZZY=secret", "KVSCOUT_ON=true",
+		// Kubernetes makes these for services named kvscout and kvscout-scheduler.
+		"KVSCOUT_SERVICE_HOST=10.0.0.1", "KVSCOUT_PORT=tcp://10.0.0.1:4222", "KVSCOUT_SCHEDULER_SERVICE_PORT=1",
+		"KVSCOUT_SCHEDULER_SERVICE_PORT_GRPC=1", "KVSCOUT_SCHEDULER_PORT=tcp://10.0.0.1:1", "KVSCOUT_SCHEDULER_PORT_50051_TCP=tcp://10.0.0.1:1",
+		"KVSCOUT_SCHEDULER_PORT_50051_TCP_ADDR=10.0.0.1",
+	}, "on")
+	want := []string{
+		"KVSCOUT_ON is not read: there is only the flag -on",
+		"there is no setting KVSCOUT_WIAT; did you mean KVSCOUT_WAIT?",
+		"there is no setting KVSCOUT_XYZZY; -help lists them",
+		"there is no setting KVSCOUT_the_d; did you mean KVSCOUT_THE_D?",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
 	}
 }
 

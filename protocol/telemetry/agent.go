@@ -12,6 +12,11 @@ const (
 const (
 	// AgentTrust is 1 for the trust that a rank's picture deserves (trust).
 	AgentTrust = "kvscout.agent.trust"
+	// AgentBelieved is 1 while a scheduler takes the rank at its word.
+	AgentBelieved = "kvscout.agent.believed"
+	// AgentSchedulers are counted by what they make of the rank: a trust, or
+	// refused (trust).
+	AgentSchedulers = "kvscout.agent.schedulers"
 	// AgentBlocks are held (lane).
 	AgentBlocks = "kvscout.agent.blocks"
 	// AgentEngineBatches is one more than the sequence of the engine's newest
@@ -35,6 +40,8 @@ const (
 	AgentStateBytes = "kvscout.agent.state.bytes"
 	// AgentAudits counts audits of an idle engine (outcome).
 	AgentAudits = "kvscout.agent.audits"
+	// AgentHungUp counts connections for probes that were hung up on (event).
+	AgentHungUp = "kvscout.agent.hung_up"
 	// AgentProbes counts looks at the engine's HTTP server (outcome).
 	AgentProbes = "kvscout.agent.probes"
 )

@@ -8,6 +8,7 @@ const Scope = "github.com/kvscout/kvscout"
 // Attributes of the resource.
 const (
 	AttrServiceName    = "service.name"
+	AttrInstance       = "service.instance.id"
 	AttrServiceVersion = "service.version"
 )
 
@@ -65,6 +66,16 @@ const (
 	// the last delta that changed the first member's picture, where the agent
 	// recorded one.
 	SpanDecision = "kvscout.decision"
+	// SpanTokenize is the time in which an engine turned a prompt into tokens,
+	// SpanWait that in which a request waited for room, both below the call's span.
+	SpanTokenize = "kvscout.tokenize"
+	SpanWait     = "kvscout.wait"
+	// AttrRequest, AttrSession and AttrTenant: what the caller calls them.
+	// AttrAddress: where the request was sent.
+	AttrRequest = "kvscout.request"
+	AttrSession = "kvscout.session"
+	AttrTenant  = "kvscout.tenant"
+	AttrAddress = "kvscout.address"
 	// SpanPublish is one delta sent by an agent.
 	SpanPublish = "kvscout.publish"
 	// AttrModel of the request, as the convention for models names it.
@@ -138,6 +149,9 @@ const (
 	SchedulerFleetEvents = "kvscout.scheduler.fleet.events"
 	// SchedulerMembers counts members (trust).
 	SchedulerMembers = "kvscout.scheduler.members"
+	// SchedulerAddresses counts members with something wrong with their address
+	// (event: unvouched, shared, loopback).
+	SchedulerAddresses = "kvscout.scheduler.addresses"
 	// SchedulerLearned counts members whose speed was learned from themselves,
 	// SchedulerPrefillSpeed is what members compute in a second (stat: least,
 	// median, most).
@@ -145,6 +159,8 @@ const (
 	SchedulerPrefillSpeed = "kvscout.scheduler.prefill.speed"
 	// SchedulerReady is 1 when every announced member is exact, or the wait is over.
 	SchedulerReady = "kvscout.scheduler.ready"
+	// SchedulerConnected is 1 while members can be heard over NATS.
+	SchedulerConnected = "kvscout.scheduler.connected"
 
 	// SchedulerIndexBlocks, ...Entries, ...Bytes: distinct blocks, (member, lane,
 	// block) entries, and bytes in use.

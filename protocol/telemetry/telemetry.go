@@ -3,25 +3,28 @@
 //
 // Metrics are always collected, for the process's own /metrics page. When the
 // environment names an OTLP endpoint (OTEL_EXPORTER_OTLP_ENDPOINT, or the
-// variants for one signal), metrics and traces are sent there as well; the
-// exporters read the rest of their settings from the standard variables.
-// Nothing global is set: the providers are handed to whoever needs them.
+// variants for one signal) or an exporter (OTEL_TRACES_EXPORTER,
+// OTEL_METRICS_EXPORTER), metrics and traces go there as well, in the protocol
+// and with all else that the standard variables say. What they say wrongly is
+// logged and left out: telemetry ends no process. The providers are handed to
+// whoever needs them; global is only where OpenTelemetry's own errors go.
 package telemetry
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.opentelemetry.io/contrib/exporters/autoexport"
 	"go.opentelemetry.io/contrib/instrumentation/runtime"
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/exporters/otlp/otlpmetric/otlpmetricgrpc"
-	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
 	otelprom "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/propagation"
@@ -40,6 +43,8 @@ type Config struct {
 	Version string
 	// Attributes of the resource besides; may be nil.
 	Attributes []attribute.KeyValue
+	// Log of what goes wrong with telemetry; nil: nowhere.
+	Log *slog.Logger
 }
 
 // Telemetry holds the providers of one process. Shutdown flushes and ends them.
@@ -54,6 +59,10 @@ type Telemetry struct {
 
 // New builds the providers. The OTLP exporters, if any, run until Shutdown.
 func New(ctx context.Context, cfg Config) (_ *Telemetry, err error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	report(cfg.Log)
 	t := &Telemetry{
 		Tracers:    noop.NewTracerProvider(),
 		Propagator: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}),
@@ -71,7 +80,10 @@ func New(ctx context.Context, cfg Config) (_ *Telemetry, err error) {
 	}
 	res, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithAttributes(attributes...), resource.WithFromEnv())
 	if err != nil {
-		return nil, fmt.Errorf("describe the process for telemetry: %w", err)
+		cfg.Log.Warn("telemetry does not know all attributes of this process: OTEL_RESOURCE_ATTRIBUTES looks like key=value,key=value", "error", err)
+	}
+	if res == nil {
+		res = resource.NewSchemaless(attributes...)
 	}
 
 	page, err := otelprom.New(otelprom.WithRegisterer(t.registry), otelprom.WithoutScopeInfo())
@@ -80,23 +92,25 @@ func New(ctx context.Context, cfg Config) (_ *Telemetry, err error) {
 	}
 	options := []sdkmetric.Option{sdkmetric.WithResource(res), sdkmetric.WithReader(page)}
 	if wanted("METRICS") {
-		exporter, err := otlpmetricgrpc.New(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("OTLP metrics exporter: %w", err)
+		if reader, err := autoexport.NewMetricReader(ctx); err != nil {
+			cfg.Log.Error("metrics are not exported: see the OTEL_ variables", "error", err)
+		} else {
+			options = append(options, sdkmetric.WithReader(reader))
 		}
-		options = append(options, sdkmetric.WithReader(sdkmetric.NewPeriodicReader(exporter)))
 	}
 	meters := sdkmetric.NewMeterProvider(options...)
 	t.Meters, t.shutdown = meters, append(t.shutdown, meters.Shutdown)
 
 	if wanted("TRACES") {
-		exporter, err := otlptracegrpc.New(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("OTLP trace exporter: %w", err)
+		if exporter, err := autoexport.NewSpanExporter(ctx); err != nil {
+			cfg.Log.Error("traces are not exported: see the OTEL_ variables", "error", err)
+		} else {
+			tracers := sdktrace.NewTracerProvider(sdktrace.WithResource(res), sdktrace.WithBatcher(exporter))
+			// A provider that runs out of time leaves its exporter trying.
+			t.Tracers, t.shutdown = tracers, append(t.shutdown, func(ctx context.Context) error {
+				return errors.Join(tracers.Shutdown(ctx), exporter.Shutdown(ctx))
+			})
 		}
-		tracers := sdktrace.NewTracerProvider(sdktrace.WithResource(res), sdktrace.WithBatcher(exporter))
-		// A provider that runs out of time leaves its exporter trying.
-		t.Tracers, t.shutdown = tracers, append(t.shutdown, tracers.Shutdown, exporter.Shutdown)
 	}
 
 	if err := runtime.Start(runtime.WithMeterProvider(meters)); err != nil {
@@ -113,19 +127,28 @@ func (t *Telemetry) Handler() http.Handler {
 
 // Shutdown sends what is left and ends the exporters.
 func (t *Telemetry) Shutdown(ctx context.Context) error {
-	var errs []error
-	for _, f := range t.shutdown {
-		errs = append(errs, f(ctx))
+	errs := make([]error, len(t.shutdown))
+	var all sync.WaitGroup
+	for i, f := range t.shutdown {
+		all.Go(func() { errs[i] = f(ctx) })
 	}
+	all.Wait()
 	t.shutdown = nil
 	return errors.Join(errs...)
 }
 
-// wanted says whether the environment asks for OTLP export of a signal.
+// wanted says whether the environment asks for export of a signal. A page for
+// Prometheus is there anyway.
 func wanted(signal string) bool {
-	if strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") ||
-		strings.EqualFold(os.Getenv("OTEL_"+signal+"_EXPORTER"), "none") {
+	if strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") {
 		return false
+	}
+	switch os.Getenv("OTEL_" + signal + "_EXPORTER") {
+	case "none", "prometheus":
+		return false
+	case "":
+	default:
+		return true
 	}
 	return os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || os.Getenv("OTEL_EXPORTER_OTLP_"+signal+"_ENDPOINT") != ""
 }

@@ -13,7 +13,6 @@ import (
 	"math"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
@@ -30,7 +29,7 @@ NATS is, and nothing else:
 
   vllm serve MODEL --kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq",
       "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657"}'
-  kvscout-agent -nats nats://127.0.0.1:4222
+  kvscout-agent -nats-url nats://127.0.0.1:4222
 
 Model, block size, ranks and adapters it learns from the engine, and since vLLM
 0.31 also where the events are. Without a replay endpoint every lost connection
@@ -48,13 +47,14 @@ Exit status: 0 after SIGINT or SIGTERM, 1 on failure, 2 for wrong usage.
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:], os.Getenv, os.Stderr)
+	signal.Ignore(syscall.SIGHUP) // nothing can be read again; see the scheduler's
+	code := run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
 }
 
-func run(ctx context.Context, args []string, getenv func(string) string, stderr io.Writer) int {
-	cfg, err := parse(args, getenv, stderr)
+func run(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer) int {
+	cfg, err := parse(args, getenv, stdout, stderr)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		return 0
@@ -62,6 +62,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stderr 
 		fmt.Fprintf(stderr, "kvscout-agent: %v\n", err)
 		return 2
 	}
+	settings.Start(cfg.Log, "kvscout-agent", cfg.Settings())
 	limitMemory(cfg.Log, memlimit.FromCgroup)
 	a, err := agent.New(cfg)
 	if err == nil {
@@ -86,18 +87,19 @@ func limitMemory(log *slog.Logger, container memlimit.Provider) {
 	}
 }
 
-// parse makes a Config of flags and environment.
-func parse(args []string, getenv func(string) string, out io.Writer) (agent.Config, error) {
+// parse makes a Config of flags, environment and file. What was asked for
+// instead of a run (help, version) it writes to stdout, and returns flag.ErrHelp.
+func parse(args []string, getenv func(string) string, stdout, stderr io.Writer) (agent.Config, error) {
 	cfg := agent.Defaults()
-	cfg.Version = version()
-	cfg.Listen = "127.0.0.1:9478"
+	cfg.Version, _ = settings.Build()
+	cfg.AdminAddress = "127.0.0.1:9478"
 	level, format, mode := slog.LevelInfo, "text", "connect"
 
 	fs := flag.NewFlagSet("kvscout-agent", flag.ContinueOnError)
-	fs.SetOutput(out)
-	fs.StringVar(&cfg.NATSURL, "nats", cfg.NATSURL, "`URL` of the NATS server, or several with commas between; required")
-	fs.StringVar(&cfg.NATSCredentials, "nats-credentials", cfg.NATSCredentials, "`file` with credentials for -nats")
-	fs.StringVar(&cfg.NATSSeed, "nats-seed", cfg.NATSSeed, "`file` with the nkey seed for -nats")
+	fs.SetOutput(io.Discard) // errors are reported once, by run
+	fs.StringVar(&cfg.NATSURL, "nats-url", cfg.NATSURL, "`URL` of the NATS server, or several with commas between; required")
+	fs.StringVar(&cfg.NATSCredentials, "nats-credentials", cfg.NATSCredentials, "`file` with credentials for -nats-url")
+	fs.StringVar(&cfg.NATSSeed, "nats-seed", cfg.NATSSeed, "`file` with the nkey seed for -nats-url")
 	fs.StringVar(&cfg.NATSTLS.CA, "nats-tls-ca", cfg.NATSTLS.CA, "`file` with the CA of the NATS server's certificate; empty: the system's")
 	fs.StringVar(&cfg.NATSTLS.Cert, "nats-tls-cert", cfg.NATSTLS.Cert, "`file` with our certificate, where NATS demands one")
 	fs.StringVar(&cfg.NATSTLS.Key, "nats-tls-key", cfg.NATSTLS.Key, "`file` with the private key of -nats-tls-cert")
@@ -117,52 +119,62 @@ func parse(args []string, getenv func(string) string, out io.Writer) (agent.Conf
 	fs.StringVar(&cfg.Address, "address", cfg.Address, "`host:port` that requests are sent to; empty: the engine's port on -pod-ip, else -engine")
 	fs.Var((*labels)(&cfg.Labels), "label", "`key=value` to announce with the member, or several with commas between; may be repeated; kvscout.role, kvscout.workload and kvscout.gpu have a meaning")
 	fs.StringVar(&cfg.StateDir, "state-dir", cfg.StateDir, "`folder`, an emptyDir of the pod, for a file that lets an agent which restarts alone go on where it was; empty: none")
+	fs.StringVar(&cfg.Speculative, "speculative", cfg.Speculative, "`method` of the engine's speculative decoding, as in its --speculative-config, or none; empty: as the engine tells, which it does in development mode")
+	fs.IntVar(&cfg.AttentionChunk, "attention-chunk", cfg.AttentionChunk, "`tokens` of a chunk of chunked-local attention; 0: as the engine tells, likewise")
 	fs.DurationVar(&cfg.Audit, "audit", cfg.Audit, "`time` between two one-token requests to an idle engine that check whether a prefix believed held really is; each evicts at most two of the least used blocks; 0: none")
-	fs.StringVar(&cfg.Listen, "listen", cfg.Listen, "`host:port` for /healthz, /readyz and /metrics; empty: none")
+	fs.StringVar(&cfg.AdminAddress, "admin-address", cfg.AdminAddress, "`host:port` for /healthz, /readyz, /believed, /metrics and /config; empty: none")
 	fs.DurationVar(&cfg.Heartbeat, "heartbeat", cfg.Heartbeat, "`time` between two heartbeats to the schedulers, which doubt who misses three")
 	fs.DurationVar(&cfg.Probe, "probe", cfg.Probe, "`time` between two looks at the engine's metrics")
+	fs.DurationVar(&cfg.ProbeTimeout, "probe-timeout", cfg.ProbeTimeout, "`time` that the engine may take to answer a look")
+	fs.IntVar(&cfg.ProbeFailures, "probe-failures", cfg.ProbeFailures, "`number` of looks in a row without an answer after which the engine is not chosen any more")
 	fs.String(settings.FileFlag, "", "`file` in YAML with settings, named like the flags; a flag or a variable wins over it")
 	fs.TextVar(&level, "log-level", level, "`level`: debug, info, warn or error")
 	fs.StringVar(&format, "log-format", format, "`form` of the log: text or json")
 	show := fs.Bool("version", false, "print the version and end")
-	fs.Usage = func() {
-		fmt.Fprint(out, intro)
-		fs.PrintDefaults()
-	}
-
+	fs.Usage = func() {}
 	if err := settings.Read(fs, args, getenv, "version"); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			fmt.Fprint(stdout, intro)
+			fs.SetOutput(stdout)
+			fs.PrintDefaults()
+		}
 		return cfg, err
 	}
 	if *show {
-		fmt.Fprintln(out, "kvscout-agent", cfg.Version)
+		fmt.Fprintln(stdout, "kvscout-agent", cfg.Version)
 		return cfg, flag.ErrHelp
 	}
 	if fs.NArg() > 0 {
-		return cfg, fmt.Errorf("unexpected argument %q", fs.Arg(0))
+		return cfg, fmt.Errorf("there is no argument %q; flags begin with -, and -help lists them", fs.Arg(0))
 	}
 	switch mode {
 	case "connect", "bind":
 		cfg.EventsBind = mode == "bind"
 	default:
-		return cfg, fmt.Errorf("-events-mode: %q is neither connect nor bind", mode)
+		return cfg, settings.Wrong(fs, "events-mode", "%q is neither connect nor bind", mode)
 	}
 	options := &slog.HandlerOptions{Level: level}
 	switch format {
 	case "text":
-		cfg.Log = slog.New(slog.NewTextHandler(out, options))
+		cfg.Log = slog.New(slog.NewTextHandler(stderr, options))
 	case "json":
-		cfg.Log = slog.New(slog.NewJSONHandler(out, options))
+		cfg.Log = slog.New(slog.NewJSONHandler(stderr, options))
 	default:
-		return cfg, fmt.Errorf("-log-format: %q is neither text nor json", format)
+		return cfg, settings.Wrong(fs, "log-format", "%q is neither text nor json", format)
 	}
+	for _, text := range settings.Unknown(fs, os.Environ(), "version") {
+		cfg.Log.Warn("environment", "problem", text)
+	}
+	cfg.Told = slices.DeleteFunc(settings.Effective(fs, func(name, value string) string {
+		switch name {
+		case "nats-url", "engine":
+			return settings.RedactURLs(value)
+		case "engine-api-key":
+			return settings.Secret(value)
+		}
+		return value
+	}), func(s settings.Setting) bool { return s.Name == "version" })
 	return cfg, cfg.Validate()
-}
-
-func version() string {
-	if info, ok := debug.ReadBuildInfo(); ok {
-		return info.Main.Version
-	}
-	return "unknown"
 }
 
 // labels are key=value pairs.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"maps"
 	"math"
@@ -16,10 +17,10 @@ import (
 )
 
 func TestParse(t *testing.T) {
-	env := map[string]string{"KVSCOUT_POOL": "blue", "KVSCOUT_HEARTBEAT": "2s", "KVSCOUT_NATS": "nats://env:4222",
+	env := map[string]string{"KVSCOUT_POOL": "blue", "KVSCOUT_HEARTBEAT": "2s", "KVSCOUT_NATS_URL": "nats://env:4222",
 		"KVSCOUT_LABEL": "kvscout.role=decode,zone=a"}
 	var out bytes.Buffer
-	cfg, err := parse([]string{"-nats", "nats://flag:4222", "-events", "tcp://*:5557", "-events-mode", "bind", "-label", "zone=b=c"}, func(k string) string { return env[k] }, &out)
+	cfg, err := parse([]string{"-nats-url", "nats://flag:4222", "-events", "tcp://*:5557", "-events-mode", "bind", "-label", "zone=b=c"}, func(k string) string { return env[k] }, &out, &out)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,26 +35,55 @@ func TestParse(t *testing.T) {
 func TestWrongUsage(t *testing.T) {
 	none := func(string) string { return "" }
 	for _, args := range [][]string{
-		{}, {"-nats", "localhost"}, {"-nats", "nats://x", "more"}, {"-nats", "nats://x", "-events-mode", "guess"},
-		{"-nats", "nats://x", "-log-format", "xml"}, {"-nats", "nats://x", "-log-level", "loud"}, {"-nats", "nats://x", "-heartbeat", "1ns"}, {"-what"},
-		{"-nats", "nats://x", "-label", "role"}, {"-nats", "nats://x", "-label", "kvscout.role=cook"},
+		{}, {"-nats-url", "localhost"}, {"-nats-url", "nats://x", "more"}, {"-nats-url", "nats://x", "-events-mode", "guess"},
+		{"-nats-url", "nats://x", "-log-format", "xml"}, {"-nats-url", "nats://x", "-log-level", "loud"}, {"-nats-url", "nats://x", "-heartbeat", "1ns"}, {"-what"},
+		{"-nats-url", "nats://x", "-label", "role"}, {"-nats-url", "nats://x", "-label", "kvscout.role=cook"},
 	} {
 		var out bytes.Buffer
-		if code := run(t.Context(), args, none, &out); code != 2 || out.Len() == 0 {
+		if code := run(t.Context(), args, none, io.Discard, &out); code != 2 || out.Len() == 0 {
 			t.Errorf("%q: status %d, %q", args, code, out.String())
 		}
 	}
 	var out bytes.Buffer
 	secrets := func(k string) string {
-		return map[string]string{"KVSCOUT_ENGINE_API_KEY": "s3cret", "KVSCOUT_NATS": "nats://x:s3cret@y:1"}[k]
+		return map[string]string{"KVSCOUT_ENGINE_API_KEY": "s3cret", "KVSCOUT_NATS_URL": "nats://x:s3cret@y:1"}[k]
 	}
-	if code := run(t.Context(), []string{"-help"}, secrets, &out); code != 0 || !strings.Contains(out.String(), "-pod-uid id") || strings.Contains(out.String(), "s3cret") {
+	if code := run(t.Context(), []string{"-help"}, secrets, &out, io.Discard); code != 0 || !strings.Contains(out.String(), "-pod-uid id") || strings.Contains(out.String(), "s3cret") {
 		t.Errorf("help: status %d\n%s", code, out.String())
 	}
 	if code := run(t.Context(), nil, func(k string) string {
-		return map[string]string{"KVSCOUT_NATS": "nats://x", "KVSCOUT_BLOCK_SIZE": "many"}[k]
-	}, &out); code != 2 {
+		return map[string]string{"KVSCOUT_NATS_URL": "nats://x", "KVSCOUT_BLOCK_SIZE": "many"}[k]
+	}, io.Discard, &out); code != 2 {
 		t.Errorf("bad variable: status %d", code)
+	}
+}
+
+// TestFirstLineSaysWhatRuns, with all settings that there are and no secret.
+func TestFirstLineSaysWhatRuns(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var out bytes.Buffer
+	env := map[string]string{"KVSCOUT_ENGINE_API_KEY": "s3cret", "KVSCOUT_NATS_URL": "nats://x:s3cret@127.0.0.1:1"}
+	if code := run(ctx, []string{"-admin-address", "", "-pod", "p"}, func(k string) string { return env[k] }, io.Discard, &out); code != 0 {
+		t.Errorf("status %d", code)
+	}
+	line, _, _ := strings.Cut(out.String(), "\n")
+	for _, want := range []string{`msg="kvscout-agent starts"`, "version=", "commit=", "nats-url=nats://127.0.0.1:1", "engine-api-key=REDACTED", "pod-uid=p", "heartbeat=300ms", "log-level=INFO", "state-dir="} {
+		if !strings.Contains(line, want) {
+			t.Errorf("the first line lacks %q: %s", want, line)
+		}
+	}
+	if strings.Contains(out.String(), "s3cret") {
+		t.Error("the log tells a secret")
+	}
+}
+
+func TestHelpAndVersionGoToStdout(t *testing.T) {
+	for _, arg := range []string{"-help", "-version"} {
+		var out, log bytes.Buffer
+		if code := run(t.Context(), []string{arg}, func(string) string { return "" }, &out, &log); code != 0 || !strings.HasPrefix(out.String(), "kvscout-agent ") || log.Len() != 0 {
+			t.Errorf("%s: status %d, stdout %.80q, stderr %.80q", arg, code, out.String(), log.String())
+		}
 	}
 }
 
@@ -62,11 +92,11 @@ func TestStopsInGoodOrder(t *testing.T) {
 	ctx, stop := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer stop()
 	var out bytes.Buffer
-	args := []string{"-nats", "nats://127.0.0.1:1", "-engine", "http://127.0.0.1:1", "-listen", "127.0.0.1:0"}
-	if code := run(ctx, args, func(string) string { return "" }, &out); code != 0 {
+	args := []string{"-nats-url", "nats://127.0.0.1:1", "-engine", "http://127.0.0.1:1", "-admin-address", "127.0.0.1:0"}
+	if code := run(ctx, args, func(string) string { return "" }, io.Discard, &out); code != 0 {
 		t.Errorf("status %d\n%s", code, out.String())
 	}
-	if code := run(t.Context(), append(args, "-listen", "256.0.0.1:1"), func(string) string { return "" }, &out); code != 1 {
+	if code := run(t.Context(), append(args, "-admin-address", "256.0.0.1:1"), func(string) string { return "" }, io.Discard, &out); code != 1 {
 		t.Errorf("status %d for an address that cannot be", code)
 	}
 }

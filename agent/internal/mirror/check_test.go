@@ -13,8 +13,8 @@ func (m *Mirror) check(drained bool) error {
 	live, free := 0, 0
 	copied, doubts, waiting, hidden := 0, 0, 0, 0
 	claims := map[blockkey.Key]int32{}
-	var count [Lanes]int
-	var digest [Lanes]uint64
+	var count [Lanes + 1]int
+	var digest [Lanes + 1]uint64
 	for i := int32(1); i < int32(len(m.nodes)); i++ {
 		n := &m.nodes[i]
 		for _, g := range m.groups {
@@ -59,21 +59,28 @@ func (m *Mirror) check(drained bool) error {
 		if n.has(flagDirty) != slices.Contains(m.dirty, i) && len(m.nodes) < 1000 {
 			return fmt.Errorf("node %d: dirty flag and list disagree", i)
 		}
-		for l := range Lanes {
+		for l := range count {
 			if n.told&(1<<l) != 0 {
 				count[l]++
 				digest[l] ^= blockkey.Digest(n.key)
 			}
 		}
-		if n.told != 0 && n.parent > 0 && n.told&^m.nodes[n.parent].told != 0 {
+		if n.told != 0 && n.parent > 0 && n.told&^m.nodes[n.parent].told&allLanes != 0 {
 			return fmt.Errorf("node %d is told on %03b, its parent on %03b", i, n.told, m.nodes[n.parent].told)
 		}
 		if n.told != n.visible {
 			return fmt.Errorf("node %d: told %03b, visible %03b", i, n.told, n.visible)
 		}
 		if drained {
-			if want := m.lanes(i); n.told != want {
-				return fmt.Errorf("node %d: told %03b, is %03b", i, n.told, want)
+			want := m.lanes(i)
+			if want&onGPU != 0 && m.usable(i) {
+				want |= isEnd
+			}
+			if n.told != want {
+				return fmt.Errorf("node %d: told %04b, is %04b", i, n.told, want)
+			}
+			if m.retail(i) {
+				return fmt.Errorf("node %d: a tail is out of date", i)
 			}
 			if n.has(flagDirty) {
 				return fmt.Errorf("node %d is dirty after a drain", i)
@@ -127,14 +134,16 @@ func (m *Mirror) check(drained bool) error {
 type replica struct {
 	parent map[blockkey.Key]blockkey.Key
 	depth  map[blockkey.Key]uint32
-	held   [Lanes]map[blockkey.Key]bool
+	held   [Lanes + 1]map[blockkey.Key]bool
 	below  [Lanes]map[blockkey.Key]int // children held
 }
 
 func newReplica() *replica {
 	r := &replica{parent: map[blockkey.Key]blockkey.Key{}, depth: map[blockkey.Key]uint32{}}
-	for l := range Lanes {
+	for l := range r.held {
 		r.held[l] = map[blockkey.Key]bool{}
+	}
+	for l := range r.below {
 		r.below[l] = map[blockkey.Key]int{}
 	}
 	return r
@@ -175,11 +184,22 @@ func (r *replica) apply(op Op) error {
 		if r.held[l][key] != op.Remove {
 			return fmt.Errorf("%+v: key %x held already or not at all", op, key)
 		}
+		if l == Ends {
+			if op.Remove {
+				delete(r.held[l], key)
+			} else if r.held[l][key] = true; !r.held[LaneGPU][key] {
+				return fmt.Errorf("%x is an end and not on the GPU lane", key)
+			}
+			continue
+		}
 		if op.Remove {
 			delete(r.held[l], key)
 			r.below[l][p]--
 			if r.below[l][key] > 0 {
 				return fmt.Errorf("lane %d: %x removed before its children", l, key)
+			}
+			if l == LaneGPU && r.held[Ends][key] {
+				return fmt.Errorf("%x removed while it is an end", key)
 			}
 			if l > 0 && r.held[l-1][key] {
 				return fmt.Errorf("lane %d: %x removed before lane %d", l, key, l-1)
@@ -219,7 +239,7 @@ func (r *replica) drainInto(m *Mirror) error {
 			return fmt.Errorf("snapshot: %w", err)
 		}
 	}
-	for l := range Lane(Lanes) {
+	for l := range Ends + 1 {
 		if len(r.held[l]) != m.Count(l) || len(snapshot.held[l]) != m.Count(l) {
 			return fmt.Errorf("lane %d: count %d, replica %d, snapshot %d", l, m.Count(l), len(r.held[l]), len(snapshot.held[l]))
 		}

@@ -16,8 +16,9 @@ type run struct {
 }
 
 // Drain appends what changed in the published picture since the last Drain.
-// Removes come first, children before their parents; then stores, parents
-// before their children. After every single Op each lane is prefix-closed.
+// Removes come first, those of Ends before all, then children before their
+// parents; then stores, parents before their children, those of Ends last.
+// After every single Op each lane is prefix-closed, and Ends lie on the GPU lane.
 func (m *Mirror) Drain(ops []Op) []Op {
 	m.resolve()
 	m.evaluate()
@@ -126,14 +127,19 @@ func (m *Mirror) evaluate() {
 			stack = stack[:len(stack)-1]
 			n := &m.nodes[i]
 			lanes := m.lanes(i)
+			retailed := m.retail(i)
+			if lanes&onGPU != 0 && m.usable(i) {
+				lanes |= isEnd
+			}
 			if lanes != n.told && !n.has(flagChanged) {
 				n.flags |= flagChanged
 				m.changed = append(m.changed, i)
 			}
-			if lanes == n.visible {
+			moved := (lanes^n.visible)&allLanes != 0
+			n.visible = lanes
+			if !moved && !retailed {
 				continue
 			}
-			n.visible = lanes
 			for c := n.child; c != 0; c = m.nodes[c].next {
 				stack = append(stack, c)
 			}
@@ -169,9 +175,12 @@ func (m *Mirror) lanes(i int32) laneSet {
 	return 0
 }
 
-// lost and gained are the lanes that a node leaves and enters.
-func (n *node) lost() laneSet   { return n.told &^ n.visible }
-func (n *node) gained() laneSet { return n.visible &^ n.told }
+// lost and gained are the lanes that a node leaves and enters; closed and
+// opened those of them that is Ends.
+func (n *node) lost() laneSet   { return n.told &^ n.visible & allLanes }
+func (n *node) gained() laneSet { return n.visible &^ n.told & allLanes }
+func (n *node) closed() laneSet { return n.told &^ n.visible & isEnd }
+func (n *node) opened() laneSet { return n.visible &^ n.told & isEnd }
 
 func (m *Mirror) emit(ops []Op) []Op {
 	if len(m.changed) == 0 {
@@ -179,6 +188,11 @@ func (m *Mirror) emit(ops []Op) []Op {
 	}
 	keys := make([]blockkey.Key, 0, len(m.changed))
 
+	m.runs = m.runs[:0]
+	keys = m.collect(keys, (*node).closed)
+	for _, r := range m.runs {
+		ops = m.appendOp(ops, r, keys, Ends, true)
+	}
 	m.runs = m.runs[:0]
 	keys = m.collect(keys, (*node).lost)
 	for k := len(m.runs) - 1; k >= 0; k-- {
@@ -194,17 +208,23 @@ func (m *Mirror) emit(ops []Op) []Op {
 		}
 	}
 
+	m.runs = m.runs[:0]
+	keys = m.collect(keys, (*node).opened)
+	for _, r := range m.runs {
+		ops = m.appendOp(ops, r, keys, Ends, false)
+	}
+
 	for _, i := range m.changed {
 		n := &m.nodes[i]
 		n.flags &^= flagChanged
 		digest := blockkey.Digest(n.key)
-		for l := range Lanes {
+		for l := range m.count {
 			bit := laneSet(1) << l
 			switch {
-			case n.lost()&bit != 0:
+			case n.told&^n.visible&bit != 0:
 				m.count[l]--
 				m.digest[l] ^= digest
-			case n.gained()&bit != 0:
+			case n.visible&^n.told&bit != 0:
 				m.count[l]++
 				m.digest[l] ^= digest
 			}

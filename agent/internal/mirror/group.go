@@ -6,8 +6,17 @@ import "math"
 type group struct {
 	id        int
 	kind      GroupKind
-	blockSize int      // 0: not seen yet
+	blockSize int      // the largest that was announced; 0: none was
+	window    int      // of a sliding group, in tokens; 0: not known
 	copies    []copies // by node
+
+	// What follows is decided by judge.
+	drops bool // the last block of a hit
+	// tail is, by node, how many consecutive blocks up to it have a copy, counted
+	// to longest. It is kept up to date by Drain; nil: the group needs the whole
+	// prefix.
+	tail    []uint16
+	longest uint16
 }
 
 // copies of one block in one group. In GPU memory there are at least sure and
@@ -64,15 +73,25 @@ func (m *Mirror) learnGroup(s *Store) *group {
 		}
 		m.judge()
 	}
-	if s.Tier == GPU && s.BlockSize > 0 && g.blockSize == 0 {
-		g.blockSize = s.BlockSize
+	if s.Tier == GPU && (s.BlockSize > g.blockSize || s.Window > g.window) {
+		g.blockSize, g.window = max(g.blockSize, s.BlockSize), max(g.window, s.Window)
 		m.judge()
 	}
 	return g
 }
 
+// like says whether two groups accept the same hits when they hold the same.
+func (g *group) like(o *group) bool {
+	return g.kind == o.kind && g.window == o.window && g.blockSize == o.blockSize
+}
+
+// attention says whether a group holds keys and values, not states.
+func (g *group) attention() bool { return g.kind != State && g.kind != Other }
+
 // judge decides anew whether anything can be credited at all.
 func (m *Mirror) judge() {
+	m.guess = ""
+	m.judgeDrops()
 	full, unspecified := 0, 0
 	for _, g := range m.groups {
 		switch g.kind {
@@ -80,15 +99,15 @@ func (m *Mirror) judge() {
 			full++
 		case Unspecified:
 			unspecified++
-		case Sliding:
-			if m.blockSize != 0 && g.blockSize != 0 && g.blockSize != m.blockSize {
-				m.forbid("KV-cache groups of different block sizes")
-				return
-			}
 		case Other:
-			m.forbid("a KV-cache group that is neither full nor sliding-window attention")
+			m.forbid("a KV-cache group of a kind that is not known")
 			return
 		}
+		if g.kind > Full && m.blockSize != 0 && g.blockSize != 0 && g.blockSize != m.blockSize {
+			m.forbid("KV-cache groups of different block sizes")
+			return
+		}
+		m.judgeTail(g)
 	}
 	switch {
 	case m.crowded:
@@ -102,6 +121,117 @@ func (m *Mirror) judge() {
 	}
 }
 
+// judgeDrops decides which groups drop the last block of a hit.
+func (m *Mirror) judgeDrops() {
+	var last *group
+	for _, g := range m.groups {
+		if g.attention() && (last == nil || g.id > last.id) {
+			last = g
+		}
+	}
+	m.drops = m.cfg.Rule.Drop != DropNone
+	for _, g := range m.groups {
+		g.drops = m.cfg.Rule.Drop == DropAttention && g.attention() ||
+			m.cfg.Rule.Drop == DropLast && g.attention() && g.like(last)
+	}
+}
+
+// judgeTail decides whether a group needs the whole prefix, and else how much
+// of it at the most.
+func (m *Mirror) judgeTail(g *group) {
+	longest := 0
+	switch {
+	case m.blockSize == 0:
+	case g.kind == Sliding && g.window > 0:
+		longest = (g.window - 2 + m.blockSize) / m.blockSize
+	case g.kind == Sliding:
+		m.guess = "the window of a sliding group is not known: it is followed like full attention"
+	case g.kind == State:
+		longest = 1
+	case g.kind == Chunked && m.cfg.Rule.Chunk > 0:
+		longest = m.cfg.Rule.Chunk / m.blockSize
+	case g.kind == Chunked:
+		m.guess = "the chunk of chunked-local attention is not known: it is followed like full attention"
+	}
+	if g.drops && longest > 0 {
+		longest++
+	}
+	longest = min(longest, math.MaxUint16)
+	switch {
+	case uint16(longest) == g.longest:
+	case longest == 0:
+		g.tail = nil
+	default:
+		g.tail = make([]uint16, len(m.nodes), cap(m.nodes))
+	}
+	g.longest = uint16(longest)
+}
+
+// needed is how many blocks up to one at a position a group must hold for a hit
+// that ends there; for a group that drops, one that ends a block before.
+func (m *Mirror) needed(g *group, position uint32) int {
+	blocks := int(position) + 1
+	if g.drops {
+		return m.reach(g, blocks-1) + 1
+	}
+	return m.reach(g, blocks)
+}
+
+// reach is how many of a hit's blocks, the last ones, a group must hold.
+func (m *Mirror) reach(g *group, blocks int) int {
+	need := int(g.longest)
+	if g.drops {
+		need--
+	}
+	if g.kind == Chunked {
+		need = blocks % (m.cfg.Rule.Chunk / m.blockSize)
+	}
+	return min(need, blocks)
+}
+
+// retail brings a block's tails up to date, and says whether one changed: those
+// of the blocks below may have changed then, too.
+func (m *Mirror) retail(i int32) (changed bool) {
+	for _, g := range m.groups {
+		if g.tail == nil {
+			continue
+		}
+		tail := uint16(0)
+		if g.copies[i].sure > 0 {
+			tail = 1
+			if parent := m.nodes[i].parent; parent > 0 {
+				tail = min(g.tail[parent]+1, g.longest)
+			}
+		}
+		changed = changed || tail != g.tail[i]
+		g.tail[i] = tail
+	}
+	return changed
+}
+
+// usable says whether the engine would accept a hit that ends at a block on the
+// GPU lane. Where a block is dropped, it is the one that is dropped.
+func (m *Mirror) usable(i int32) bool {
+	if m.drops && m.nodes[i].position == 0 {
+		return false // nothing would be left
+	}
+	any := false
+	for _, g := range m.groups {
+		if g.tail == nil {
+			continue
+		}
+		any = true
+		at, position := i, m.nodes[i].position
+		if m.drops && !g.drops {
+			at, position = m.nodes[i].parent, position-1
+		}
+		if int(g.tail[at]) < m.needed(g, position) {
+			return false
+		}
+	}
+	return any
+}
+
 // forbid sets the reason against any credit, none when empty. It is called
 // when the groups changed: what counts as held may have changed with them.
 func (m *Mirror) forbid(reason string) {
@@ -111,8 +241,9 @@ func (m *Mirror) forbid(reason string) {
 	m.noCredit = reason
 }
 
-// held returns the tiers on which every group has a copy of a block: in GPU
-// memory, in host memory, in either of host and disk.
+// held returns the tiers that have a copy of a block: GPU memory, where every
+// group that needs the whole prefix has one; host memory, and either of host
+// and disk, where every group has.
 func (m *Mirror) held(i int32) (gpu, host, cold bool) {
 	if len(m.groups) == 0 {
 		return false, false, false
@@ -120,7 +251,7 @@ func (m *Mirror) held(i int32) (gpu, host, cold bool) {
 	gpu, host, cold = true, true, true
 	for _, g := range m.groups {
 		c := g.copies[i]
-		gpu = gpu && c.sure > 0
+		gpu = gpu && (c.sure > 0 || g.tail != nil)
 		host = host && c.tiers&onHost != 0
 		cold = cold && c.tiers != 0
 	}

@@ -11,10 +11,14 @@
 //     once, there the last word counts.
 //   - A root store whose blocks are present already is either a further copy or
 //     the report of a hit (kv_cache_report_mode=full), which has no copy behind
-//     it. Such copies are counted apart and credited only when a later store
-//     below them proves that the block is still there.
-//   - Blocks are credited when every known group holds them and one of the groups
-//     is full attention. Kinds of groups that cannot be followed end all credit.
+//     it. It is a copy where no hit could have ended at its last block, or
+//     where it leaves out blocks. Otherwise its copies are counted apart and
+//     credited only when a later store below them proves that the block is
+//     still there.
+//   - Blocks are credited when every group that needs the whole prefix holds
+//     them, and there must be one. What the other groups need is said apart: of
+//     each credited block, whether the engine would accept a hit that ends there.
+//     Kinds of groups that cannot be followed end all credit.
 //   - A block beyond the GPU prefix counts on a lower lane only by a copy of its
 //     own on that lane: engines load a prefix, they do not hop between tiers.
 //   - Tokens come from GPU stores only. Offloading events tell no salt and no
@@ -27,6 +31,8 @@
 package mirror
 
 import (
+	"slices"
+
 	"github.com/kvscout/kvscout/protocol/blockkey"
 )
 
@@ -48,6 +54,11 @@ const (
 	LaneDisk             // GPU or host memory or local disk
 
 	Lanes = 3
+
+	// Ends is no lane of its own: those blocks on the GPU lane at which the
+	// engine would accept a hit to end. It is not prefix-closed, and there is
+	// nothing on it unless Mirror.HasEnds.
+	Ends Lane = Lanes
 )
 
 // GroupKind is the attention of a KV-cache group.
@@ -56,18 +67,38 @@ type GroupKind uint8
 const (
 	Unspecified GroupKind = iota // the event doesn't say
 	Full                         // every block before a token is needed for it
-	Sliding                      // only the blocks of a window are
-	Other                        // anything else: state, chunks, cross attention
+	Sliding                      // the blocks of a window before it are
+	State                        // the state that the last block ends with is
+	Chunked                      // the blocks of its chunk are
+	Other                        // anything else
 )
+
+// Drop says which groups of an engine with speculative decoding drop the last
+// block of a hit, so that the draft model can compute it.
+type Drop uint8
+
+const (
+	DropNone      Drop = iota
+	DropAttention      // all attention groups
+	DropLast           // the last attention group, and those like it
+)
+
+// Rule is what no event says about the hits of an engine.
+type Rule struct {
+	// Chunk of chunked-local attention, in tokens. 0: not known; such groups
+	// are followed as if they needed the whole prefix, which promises less.
+	Chunk int
+	Drop  Drop
+}
 
 // Store is one BlockStored event, normalised.
 type Store struct {
 	Tier   Tier
 	Group  int
 	Kind   GroupKind
-	Window int // of a sliding group, in tokens; 0: not said. No rule here needs it
+	Window int // of a sliding group, in tokens; 0: not said
 
-	Hashes    []uint64 // consecutive blocks of one chain, except in a sliding group, which leaves blocks out
+	Hashes    []uint64 // consecutive blocks of one chain; groups that don't need the whole prefix leave blocks out
 	Parent    uint64   // hash before Hashes[0]
 	HasParent bool     // false: Hashes[0] opens a prompt
 	Tokens    []uint32 // of all blocks; empty in placeholders of offloading connectors
@@ -96,7 +127,7 @@ type Remove struct {
 }
 
 // Op says that a run of consecutive blocks of one chain became held on a lane,
-// or that it is held no longer. The receiver may keep Before and Keys, and must not change
+// or that it is held no longer; on Ends, that a hit may end at each of them. The receiver may keep Before and Keys, and must not change
 // them: ops of one run share them.
 type Op struct {
 	Remove   bool
@@ -116,6 +147,7 @@ type Config struct {
 	// MaxNodes bounds the memory: blocks over all tiers, with the hashes that
 	// are only known as parents. 0: 2,097,152, about 250 MB.
 	MaxNodes int
+	Rule     Rule
 }
 
 const (
@@ -148,6 +180,8 @@ type Mirror struct {
 	groups   []*group
 	crowded  bool // more groups than maxGroups were named
 	noCredit string
+	guess    string // why less than the engine's own number is promised; empty: it is not
+	drops    bool   // some group drops the last block of a hit
 
 	adapters map[string]uint16
 
@@ -159,25 +193,25 @@ type Mirror struct {
 	proof     uint32 // counts the doubts that arose
 	lossy     bool   // knowledge was dropped in this life
 
-	lastGroup int // of the last GPU store
-	fresh     fresh
+	call call
 
 	dirty   []int32 // nodes with flagDirty, also freed ones
 	changed []int32 // scratch of Drain
 	stack   []int32 // scratch of walks
 	runs    []run   // scratch of Drain
 
-	count  [Lanes]int
-	digest [Lanes]uint64
+	count  [Lanes + 1]int // the last are Ends
+	digest [Lanes + 1]uint64
 	stats  Stats
 }
 
-// fresh remembers the last root store of a full group that brought new blocks:
-// the same call's store in a sliding group follows it.
-type fresh struct {
-	ok     bool
+// call is what the engine's block pool was last asked to store from the root of
+// a prompt: one event a group, in rising order, all with the same tokens.
+type call struct {
+	group  int // of the last event
 	tokens int
 	print  uint64
+	real   bool // its blocks are copies, not the report of a hit
 }
 
 // Stats of a mirror. Waiting and Withheld are as of the last Drain.
@@ -189,7 +223,8 @@ type Stats struct {
 	Doubtful  int    // blocks with unproven copies only
 	BlockSize int    // 0: not known yet
 	NoCredit  string // why nothing at all is published; empty: it is
-	Groups    int    // KV-cache groups; with several, depths are a lower bound
+	Guess     string // why depths are a lower bound; empty: they are not
+	Groups    int    // KV-cache groups
 
 	Stored         uint64 // copies announced
 	Removed        uint64 // copies removed
@@ -225,7 +260,6 @@ func (m *Mirror) Reset() {
 		shared:     make(map[blockkey.Key]int32),
 		adapters:   map[string]uint16{"": 0},
 		rootHashes: make(map[blockkey.Key]uint64),
-		lastGroup:  -1,
 		stats:      stats,
 	}
 }
@@ -237,13 +271,54 @@ func (m *Mirror) SetMaxBlocks(n int) { m.cfg.MaxBlocks = n }
 // until the engine removes it.
 func (m *Mirror) SetMaxNodes(n int) { m.cfg.MaxNodes = n }
 
+// SetRule tells how the engine's hits end once that is known.
+func (m *Mirror) SetRule(r Rule) {
+	if r != m.cfg.Rule {
+		m.cfg.Rule = r
+		m.judge()
+	}
+}
+
+// HasEnds says that some group of the engine does not need the whole prefix: a
+// hit ends at a block of Ends, and nowhere else.
+func (m *Mirror) HasEnds() bool {
+	for _, g := range m.groups {
+		if g.tail != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Dropped is the number of blocks, the last ones, that the engine leaves out
+// of a hit: 0 or 1.
+func (m *Mirror) Dropped() int {
+	if m.drops {
+		return 1
+	}
+	return 0
+}
+
+// Kinds is the number of kinds of groups: those that differ in attention, in
+// window or in block size.
+func (m *Mirror) Kinds() int {
+	kinds := 0
+	for k, g := range m.groups {
+		if !slices.ContainsFunc(m.groups[:k], g.like) {
+			kinds++
+		}
+	}
+	return kinds
+}
+
 // Overflown reports that more copies are believed to be in GPU memory than the
 // engine has blocks: the mirror has drifted and must be reset.
 func (m *Mirror) Overflown() bool {
 	return m.cfg.MaxBlocks > 0 && m.gpuCopies > m.cfg.MaxBlocks
 }
 
-// Count returns the number of blocks held on a lane, as of the last Drain.
+// Count returns the number of blocks held on a lane, or of Ends, as of the last
+// Drain.
 func (m *Mirror) Count(l Lane) int { return m.count[l] }
 
 // Digest returns the XOR of the digests of the keys held on a lane, as of the
@@ -258,6 +333,7 @@ func (m *Mirror) Stats() Stats {
 	s.Doubtful = m.doubts
 	s.BlockSize = m.blockSize
 	s.NoCredit = m.noCredit
+	s.Guess = m.guess
 	s.Groups = len(m.groups)
 	return s
 }

@@ -15,14 +15,16 @@ const modelBlock = 2 // tokens a block
 
 // engine is a small engine with the rules of vLLM's block pool: physical blocks
 // with reference counts, never deduplicated; a free list in eviction order;
-// hits before allocation; a full and perhaps a sliding-window group; a host
-// and a disk tier that forget on their own.
+// hits before allocation; a full and perhaps other groups; a host and a disk
+// tier that forget on their own.
 type engine struct {
 	send   func(any)
 	blocks []physical
 	free   []int // next to be evicted first
 	groups []GroupKind
 	window int // blocks that a hit needs in a sliding group
+	chunk  int // blocks of a chunk
+	drop   Drop
 	below  [3]map[uint64]bool
 	chain  map[uint64]content // of every hash ever used
 	busy   [][]int            // physical blocks of running requests
@@ -44,7 +46,7 @@ type content struct {
 }
 
 func newEngine(n int, groups []GroupKind, send func(any)) *engine {
-	e := &engine{send: send, groups: groups, blocks: make([]physical, n), chain: map[uint64]content{}, window: 1 + n%2}
+	e := &engine{send: send, groups: groups, blocks: make([]physical, n), chain: map[uint64]content{}, window: 1 + n%2, chunk: 2 + n%3}
 	for i := range e.blocks {
 		e.free = append(e.free, i)
 	}
@@ -96,25 +98,47 @@ func (e *engine) find(group int, hash uint64) int {
 	return -1
 }
 
-// hit returns the longest prefix that all groups accept.
-func (e *engine) hit(hashes []uint64, most int) int {
-	hit := most
+// drops says whether a group drops the last block of a hit.
+func (e *engine) drops(group int) bool {
+	last := 0
 	for g, kind := range e.groups {
-		if kind == Full {
-			for k := range hit {
-				if e.find(g, hashes[k]) < 0 {
-					hit = k
-					break
-				}
-			}
+		if kind != State {
+			last = g
 		}
 	}
-	for ; hit > 0; hit-- {
+	kind := e.groups[group]
+	return e.drop == DropAttention && kind != State || e.drop == DropLast && kind == e.groups[last]
+}
+
+// accepts says whether a group accepts a hit of so many blocks, by vLLM's rule.
+func (e *engine) accepts(group int, hashes []uint64, hit int) bool {
+	from, to := 0, hit
+	switch e.groups[group] {
+	case Sliding:
+		from = hit - e.window
+	case State:
+		from = hit - 1
+	case Chunked:
+		from = hit / e.chunk * e.chunk
+	}
+	if e.drops(group) {
+		to++
+	}
+	for k := max(0, from); k < to; k++ {
+		if k >= len(hashes) || e.find(group, hashes[k]) < 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// hit returns the longest prefix that all groups accept, among the first most
+// blocks.
+func (e *engine) hit(hashes []uint64, most int) int {
+	for hit := most; hit > 0; hit-- {
 		ok := true
-		for g, kind := range e.groups {
-			for k := max(0, hit-e.window); k < hit && kind == Sliding; k++ {
-				ok = ok && e.find(g, hashes[k]) >= 0
-			}
+		for g := range e.groups {
+			ok = ok && e.accepts(g, hashes[:most], hit)
 		}
 		if ok {
 			return hit
@@ -125,7 +149,7 @@ func (e *engine) hit(hashes []uint64, most int) int {
 
 func (e *engine) store(p prompt, hashes []uint64, group, from, to int, present []uint64) {
 	s := Store{
-		Group: group, Kind: e.groups[group], Hashes: present,
+		Group: group, Kind: e.groups[group], Window: e.window*modelBlock + 1, Hashes: present,
 		Tokens: p.tokens()[from*modelBlock : to*modelBlock], BlockSize: modelBlock,
 		Adapter: p.adapter, Physical: e.physicalEra,
 	}
@@ -173,7 +197,7 @@ func (e *engine) run(p prompt, skipHits, report, stay bool, split int, mask []bo
 		for g, kind := range e.groups {
 			var present []uint64
 			for k := part[0]; k < part[1]; k++ {
-				if kind == Sliding && mask[k%len(mask)] {
+				if kind != Full && mask[k%len(mask)] {
 					continue
 				}
 				i := e.free[0]
@@ -208,9 +232,10 @@ func (e *engine) evict(i int) {
 	}
 }
 
-// truth returns the blocks that a request could really use, per lane.
-func (e *engine) truth() [Lanes]map[blockkey.Key]bool {
-	var held [Lanes]map[blockkey.Key]bool
+// truth returns the blocks that a request could really use, per lane, and those
+// at which a hit may end.
+func (e *engine) truth() [Lanes + 1]map[blockkey.Key]bool {
+	var held [Lanes + 1]map[blockkey.Key]bool
 	for l := range held {
 		held[l] = map[blockkey.Key]bool{}
 	}
@@ -220,8 +245,8 @@ func (e *engine) truth() [Lanes]map[blockkey.Key]bool {
 		above := func(l Lane) bool { return c.root || visible(l, c.parent) }
 		switch l {
 		case LaneGPU:
-			for g := range e.groups {
-				if e.find(g, hash) < 0 {
+			for g, kind := range e.groups {
+				if kind == Full && e.find(g, hash) < 0 {
 					return false
 				}
 			}
@@ -232,14 +257,36 @@ func (e *engine) truth() [Lanes]map[blockkey.Key]bool {
 			return visible(LaneHost, hash) || (e.below[Host][hash] || e.below[Disk][hash]) && above(LaneDisk)
 		}
 	}
+	dropped := 0
+	if e.drop != DropNone {
+		dropped = 1
+	}
 	for hash, c := range e.chain {
 		for l := range Lane(Lanes) {
 			if visible(l, hash) {
 				held[l][c.key] = true
 			}
 		}
+		hashes := e.path(hash)
+		end, sparse := visible(LaneGPU, hash) && len(hashes) > dropped, false
+		for g, kind := range e.groups {
+			end = end && e.accepts(g, hashes, len(hashes)-dropped)
+			sparse = sparse || kind != Full
+		}
+		if end && sparse {
+			held[Ends][c.key] = true
+		}
 	}
 	return held
+}
+
+// path is the chain that ends with a hash.
+func (e *engine) path(hash uint64) []uint64 {
+	c := e.chain[hash]
+	if c.root {
+		return []uint64{hash}
+	}
+	return append(e.path(c.parent), hash)
 }
 
 // known returns hashes with a copy somewhere, in a stable order.
@@ -265,8 +312,12 @@ func (e *engine) known() []uint64 {
 
 func TestMirrorFollowsTheBlockPool(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		groups := rapid.SampledFrom([][]GroupKind{{Full}, {Full}, {Sliding, Full}, {Full, Sliding}, {Full, Full}}).Draw(t, "groups")
+		groups := rapid.SampledFrom([][]GroupKind{
+			{Full}, {Full}, {Sliding, Full}, {Full, Sliding}, {Full, Full}, {State, State, Full}, {Full, State},
+			{Chunked, Full}, {Sliding, State, Full},
+		}).Draw(t, "groups")
 		n := rapid.IntRange(4, 24).Draw(t, "blocks") * len(groups)
+		drop := rapid.SampledFrom([]Drop{DropNone, DropNone, DropAttention, DropLast}).Draw(t, "drop")
 		m := New(Config{Model: "m", MaxBlocks: n})
 		r := newReplica()
 		undrained := 0
@@ -281,9 +332,16 @@ func TestMirrorFollowsTheBlockPool(t *testing.T) {
 				m.Clear(event)
 			}
 		})
+		e.drop = drop
+		early := rapid.Bool().Draw(t, "the rule is known early")
+		rule := Rule{Chunk: e.chunk * modelBlock, Drop: drop}
+		if early {
+			m.SetRule(rule)
+		}
 		e.physicalEra = rapid.Bool().Draw(t, "physical era")
 		drain := func(t *rapid.T) {
 			undrained = 0
+			m.SetRule(rule)
 			if err := r.drainInto(m); err != nil {
 				t.Fatal(err)
 			}

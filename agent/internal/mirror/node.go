@@ -42,10 +42,15 @@ const (
 	flagHidden          // counted in Stats.Withheld
 )
 
-// laneSet has bit l set for lane l. Lanes are nested: it is 0, 4, 6 or 7.
+// laneSet has bit l set for lane l. Lanes are nested, and a hit may end only
+// where the GPU lane is: it is 0, 4, 6, 7 or 15.
 type laneSet uint8
 
-const allLanes laneSet = 1<<Lanes - 1
+const (
+	allLanes laneSet = 1<<Lanes - 1
+	onGPU    laneSet = 1 << LaneGPU
+	isEnd    laneSet = 1 << Ends
+)
 
 func (n *node) has(flag uint16) bool { return n.flags&flag != 0 }
 
@@ -62,6 +67,9 @@ func (m *Mirror) add(hash uint64) int32 {
 		m.nodes = append(m.nodes, node{})
 		for _, g := range m.groups {
 			g.copies = append(g.copies, copies{})
+			if g.tail != nil {
+				g.tail = append(g.tail, 0)
+			}
 		}
 	}
 	m.used++
@@ -166,6 +174,11 @@ func (m *Mirror) exorcise(i int32) {
 func (m *Mirror) release(i int32) {
 	n := &m.nodes[i]
 	m.byHash.remove(n.hash, i)
+	for _, g := range m.groups {
+		if g.tail != nil {
+			g.tail[i] = 0
+		}
+	}
 	*n = node{flags: n.flags & flagDirty, next: m.free}
 	m.free = i
 	m.used--

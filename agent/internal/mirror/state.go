@@ -53,6 +53,7 @@ func (m *Mirror) Append(dst []byte) []byte {
 		dst = binary.AppendUvarint(dst, uint64(g.id))
 		dst = append(dst, byte(g.kind))
 		dst = binary.AppendUvarint(dst, uint64(g.blockSize))
+		dst = binary.AppendUvarint(dst, uint64(g.window))
 	}
 
 	names := make([]string, len(m.adapters))
@@ -158,8 +159,14 @@ func (m *Mirror) restore(r *stateReader) error {
 	m.blockSize = blockSize
 	bits := r.byte(stateBits)
 	m.crowded, m.saltSeen, m.lossy = bits&stateCrowded != 0, bits&stateSaltSeen != 0, bits&stateLossy != 0
-	for range r.count(maxGroups, 3) {
-		g := &group{id: int(r.uvarint(math.MaxInt32)), kind: GroupKind(r.byte(byte(Other))), blockSize: int(r.uvarint(maxBlockSize))}
+	for range r.count(maxGroups, 4) {
+		g := &group{
+			id: int(r.uvarint(math.MaxInt32)), kind: GroupKind(r.byte(7)),
+			blockSize: int(r.uvarint(maxBlockSize)), window: int(r.uvarint(math.MaxInt32)),
+		}
+		if g.kind > Other {
+			r.fail()
+		}
 		if m.group(g.id) != nil {
 			return fmt.Errorf("state names group %d twice", g.id)
 		}

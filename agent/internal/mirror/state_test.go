@@ -74,7 +74,7 @@ func TestRestoredMirrorGoesOnLikeTheFirst(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m.fresh, m.lastGroup = fresh{}, -1 // the batch is over
+		m.call = call{} // the batch is over
 		r := newReplica()
 		for range rapid.IntRange(0, 20).Draw(t, "after") {
 			m.Drain(nil)

@@ -17,15 +17,11 @@ func (m *Mirror) Store(s Store) {
 		m.storeBelow(g, &s)
 		return
 	}
-	if s.Group <= m.lastGroup {
-		m.fresh = fresh{} // another call of the engine's block pool
-	}
-	m.lastGroup = s.Group
 	switch {
 	case g.full():
 		m.storeFull(g, &s)
-	case g.kind == Sliding:
-		m.storeSliding(g, &s)
+	case g.kind != Other && s.BlockSize == g.blockSize:
+		m.storeSparse(g, &s)
 	}
 	if m.doubts > maxDoubts {
 		m.dropDoubts()
@@ -67,7 +63,7 @@ func (m *Mirror) storeFull(g *group, s *Store) {
 		flags |= flagRoot
 	}
 
-	above, isNew := at, false
+	above, real := at, m.real(s)
 	for k, hash := range s.Hashes {
 		var refs []blockkey.Ref
 		if s.Refs != nil {
@@ -80,13 +76,12 @@ func (m *Mirror) storeFull(g *group, s *Store) {
 			break
 		}
 		known := g.copies[i]
-		isNew = isNew || known.sure == 0 && known.maybe == 0
 		block := node{parentHash: link, local: local, adapter: adapter, flags: flags}
 		m.describe(i, at, &block, withhold)
 		if flags&flagRoot != 0 && s.HidesExtras {
 			m.checkRoot(i)
 		}
-		if s.HasParent || s.Physical || known.sure == 0 && known.maybe == 0 {
+		if real || known.sure == 0 && known.maybe == 0 {
 			m.addCopy(g, i)
 		} else {
 			m.stats.Repeated++
@@ -97,9 +92,6 @@ func (m *Mirror) storeFull(g *group, s *Store) {
 	}
 	if above > 0 {
 		m.exorcise(above)
-	}
-	if !s.HasParent && isNew {
-		m.fresh = fresh{ok: true, tokens: len(s.Tokens), print: blockkey.Local(s.Tokens, nil)}
 	}
 }
 
@@ -149,17 +141,17 @@ func (m *Mirror) checkRoot(i int32) {
 	}
 }
 
-// storeSliding adds the blocks that a sliding-window group keeps. They have no
-// content of their own here: the full group tells it.
-func (m *Mirror) storeSliding(g *group, s *Store) {
-	proven := s.HasParent || s.Physical || m.bringsNew(s)
+// storeSparse adds the blocks that a group keeps which does not need the whole
+// prefix. They have no content of their own here: the full group tells it.
+func (m *Mirror) storeSparse(g *group, s *Store) {
+	real := m.real(s)
 	for k, hash := range s.Hashes {
 		i := m.lookup(hash)
 		if i == 0 {
 			m.drop(len(s.Hashes) - k)
 			return
 		}
-		if proven {
+		if real {
 			m.addCopy(g, i)
 		} else {
 			m.stats.Repeated++
@@ -169,25 +161,67 @@ func (m *Mirror) storeSliding(g *group, s *Store) {
 	}
 }
 
-// bringsNew says whether a root store of a sliding group can't be the report of
-// a hit: such a report names only blocks that the full groups hold already,
-// and claims blocks that the sliding group dropped.
-func (m *Mirror) bringsNew(s *Store) bool {
-	if m.lossy {
-		return false
-	}
-	if m.fresh.ok && m.fresh.tokens == len(s.Tokens) && m.fresh.print == blockkey.Local(s.Tokens, nil) {
+// real says whether a store is of copies for certain, and not perhaps the report
+// of a hit. What is real in one group is real in all of its call.
+func (m *Mirror) real(s *Store) bool {
+	if s.HasParent || s.Physical {
 		return true
 	}
+	c := call{group: s.Group, tokens: len(s.Tokens), print: blockkey.Local(s.Tokens, nil)}
+	if last := &m.call; last.group < c.group && last.tokens == c.tokens && last.print == c.print {
+		c.real = last.real
+	}
+	c.real = c.real || !m.mayBeHit(s)
+	m.call = c
+	return c.real
+}
+
+// mayBeHit says whether a hit could have ended at the last block of a root
+// store. A report names every block of the hit; and all groups accept the hit.
+// Where blocks were lost from sight, any could be.
+func (m *Mirror) mayBeHit(s *Store) bool {
+	n := len(s.Hashes)
+	if s.BlockSize > 0 && len(s.Tokens) > n*s.BlockSize {
+		return false
+	}
+	if m.lossy || n == 0 {
+		return true
+	}
+	nodes := m.stack[:0]
 	for _, hash := range s.Hashes {
 		i := m.find(hash)
 		if i == 0 {
-			return true
+			return false
 		}
-		for _, g := range m.groups {
-			if c := g.copies[i]; g.full() && c.sure == 0 && c.maybe == 0 {
-				return true
+		nodes = append(nodes, i)
+	}
+	m.stack = nodes
+	for _, g := range m.groups {
+		need := 0 // of a group whose rule is not known
+		switch {
+		case g.full():
+			need = n
+		case g.tail != nil:
+			need = m.reach(g, n)
+		}
+		for _, i := range nodes[n-need:] {
+			if c := g.copies[i]; c.sure == 0 && c.maybe == 0 {
+				return false
 			}
+		}
+		if g.drops && !m.anyBelow(g, nodes[n-1]) {
+			return false
+		}
+	}
+	return true
+}
+
+// anyBelow says whether a group may have a copy of any block that follows one:
+// where hits drop a block, there must be one to drop.
+func (m *Mirror) anyBelow(g *group, i int32) bool {
+	for c := m.nodes[i].child; c != 0; c = m.nodes[c].next {
+		if c := g.copies[c]; c.sure > 0 || c.maybe > 0 {
+			return true
 		}
 	}
 	return false

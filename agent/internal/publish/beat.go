@@ -17,20 +17,21 @@ type beat struct {
 	at    time.Time // zero: none that counts
 	epoch uint64
 	trust pb.Trust
+	rule  *pb.HitRule
 	info  *pb.MemberInfo
 	load  *pb.Load
 }
 
 func (b *beat) sent(st State, info *pb.MemberInfo, load *pb.Load, now time.Time) {
-	b.at, b.epoch, b.trust, b.info, b.load = now, st.Epoch, st.Trust, info, load
+	b.at, b.epoch, b.trust, b.rule, b.info, b.load = now, st.Epoch, st.Trust, st.Rule, info, load
 }
 
 func (b *beat) forget() { b.at = time.Time{} }
 
-// due tells whether something changed that cannot wait: trust and epoch at
+// due tells whether something changed that cannot wait: trust, epoch and rule at
 // once, member and load after a short calm.
 func (b *beat) due(st State, now time.Time, p Picture) bool {
-	if b.at.IsZero() || st.Epoch != b.epoch || st.Trust != b.trust {
+	if b.at.IsZero() || st.Epoch != b.epoch || st.Trust != b.trust || !proto.Equal(st.Rule, b.rule) {
 		return true
 	}
 	if now.Sub(b.at) < calm {

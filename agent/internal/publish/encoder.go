@@ -3,7 +3,6 @@ package publish
 import (
 	"fmt"
 	"iter"
-	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -33,7 +32,7 @@ const (
 type encoder struct {
 	member string
 	header pb.Header
-	lanes  [protocol.Lanes]*pb.LaneState
+	lanes  [protocol.Lanes + 1]*pb.LaneState
 	update pb.Delta
 	answer pb.SnapshotChunk
 	steps  []*step
@@ -110,12 +109,12 @@ func (e *encoder) parts(ops []mirror.Op, st State, limit int) iter.Seq[part] {
 				case op.Remove:
 					cut := len(op.Keys) - n
 					head.Position += uint32(cut)
-					head.Before, head.Keys = lead(op.Before, op.Keys[:cut]), op.Keys[cut:]
+					head.Before, head.Keys = blockkey.BeforeNext(op.Before, op.Keys[:cut]), op.Keys[cut:]
 					op.Keys = op.Keys[:cut]
 				default:
 					head.Keys = op.Keys[:n]
 					op.Position += uint32(n)
-					op.Before, op.Keys = lead(op.Before, op.Keys[:n]), op.Keys[n:]
+					op.Before, op.Keys = blockkey.BeforeNext(op.Before, op.Keys[:n]), op.Keys[n:]
 				}
 				e.part = append(e.part, head)
 				p.keys += n
@@ -127,14 +126,6 @@ func (e *encoder) parts(ops []mirror.Op, st State, limit int) iter.Seq[part] {
 	}
 }
 
-// lead are the keys that lead to what follows keys.
-func lead(before, keys []blockkey.Key) []blockkey.Key {
-	if len(keys) < blockkey.Lead {
-		keys = append(before[:len(before):len(before)], keys...)
-	}
-	return blockkey.Before(keys, len(keys))
-}
-
 // merge takes the first of ops and those behind it that say the same of
 // neighbouring lanes. A mirror lists them side by side with one slice of keys.
 func merge(ops []mirror.Op) (change, []mirror.Op) {
@@ -144,6 +135,8 @@ func merge(ops []mirror.Op) (change, []mirror.Op) {
 		same := o.Remove == c.Remove && o.Position == c.Position &&
 			len(o.Keys) == len(c.Keys) && &o.Keys[0] == &c.Keys[0]
 		switch {
+		case o.Lane == mirror.Ends || c.Lane == mirror.Ends: // no neighbour of a lane
+			return c, ops
 		case same && o.Lane == c.through+1:
 			c.through++
 		case same && o.Lane+1 == c.Lane:
@@ -158,11 +151,11 @@ func merge(ops []mirror.Op) (change, []mirror.Op) {
 // delta encodes one part of a change.
 func (e *encoder) delta(p part, st State, sequence uint64) ([]byte, error) {
 	d := &e.update
-	d.Header = e.head(st.Epoch, sequence)
+	d.Header = e.head(st, sequence)
 	d.EngineBatches = st.EngineBatches
 	d.Lanes = nil
 	if p.last {
-		d.Lanes = e.held(st.Lanes)
+		d.Lanes = e.held(st)
 	}
 	d.Changes = d.Changes[:0]
 	e.keys = e.keys[:0]
@@ -189,11 +182,11 @@ func (e *encoder) delta(p part, st State, sequence uint64) ([]byte, error) {
 // chunk encodes one part of a snapshot.
 func (e *encoder) chunk(p part, st State, sequence uint64) ([]byte, error) {
 	c := &e.answer
-	c.Header = e.head(st.Epoch, sequence)
+	c.Header = e.head(st, sequence)
 	c.Index, c.Last = uint32(p.index), p.last
 	c.Lanes, c.Trust, c.Reason, c.EngineBatches = nil, 0, "", 0
 	if p.last {
-		c.Lanes, c.Trust, c.Reason = e.held(st.Lanes), st.Trust, reason(st.Reason)
+		c.Lanes, c.Trust, c.Reason = e.held(st), st.Trust, protocol.Shorten(maxReason, st.Reason)
 		c.EngineBatches = st.EngineBatches
 	}
 	e.keys = e.keys[:0]
@@ -209,21 +202,24 @@ func (e *encoder) chunk(p part, st State, sequence uint64) ([]byte, error) {
 
 // heartbeat completes h with header and lanes and encodes it.
 func (e *encoder) heartbeat(h *pb.Heartbeat, st State, sequence uint64) ([]byte, error) {
-	h.Header = e.head(st.Epoch, sequence)
-	h.Lanes = e.held(st.Lanes)
-	h.Reason = reason(h.Reason)
+	h.Header = e.head(st, sequence)
+	h.Lanes = e.held(st)
+	h.Reason = protocol.Shorten(maxReason, h.Reason)
 	return e.marshal(h)
 }
 
-func (e *encoder) head(epoch, sequence uint64) *pb.Header {
+func (e *encoder) head(st State, sequence uint64) *pb.Header {
 	e.header.Version, e.header.Member = protocol.Version, e.member
-	e.header.Epoch, e.header.Sequence = epoch, sequence
+	e.header.Epoch, e.header.Sequence, e.header.Rule = st.Epoch, sequence, st.Rule
 	return &e.header
 }
 
-func (e *encoder) held(h protocol.Held) []*pb.LaneState {
+func (e *encoder) held(st State) []*pb.LaneState {
 	for i, l := range e.lanes {
-		l.Count, l.Digest = h[i].Count, h[i].Digest
+		l.Count, l.Digest = st.Lanes[i].Count, st.Lanes[i].Digest
+	}
+	if !st.Rule.GetEnds() {
+		return e.lanes[:protocol.Lanes]
 	}
 	return e.lanes[:]
 }
@@ -259,12 +255,4 @@ func (e *encoder) marshal(m proto.Message) ([]byte, error) {
 		return nil, fmt.Errorf("message of %d bytes, at most %d", len(data), protocol.MaxMessage)
 	}
 	return data, nil
-}
-
-// reason is text that fits the wire.
-func reason(s string) string {
-	if len(s) > maxReason {
-		s = s[:maxReason]
-	}
-	return strings.ToValidUTF8(s, "")
 }

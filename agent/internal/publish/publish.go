@@ -1,7 +1,7 @@
 // Package publish is the agent's end of the bus: it numbers and sends what
 // changed in one rank's picture, says regularly what the picture must look
-// like, and answers who asks for the whole of it. The rules are those of
-// package protocol. What the picture is, and what the engine said, it leaves
+// like, answers who asks for the whole of it, and remembers what schedulers make
+// of it. The rules are those of package protocol. What the picture is, and what the engine said, it leaves
 // to the Picture that it is given.
 package publish
 
@@ -43,6 +43,7 @@ type State struct {
 	Trust         pb.Trust
 	Reason        string // when Trust is not EXACT
 	Lanes         protocol.Held
+	Rule          *pb.HitRule // nil: hits end at any block; not changed any more
 	EngineBatches uint64
 }
 
@@ -72,10 +73,12 @@ type Stats struct {
 	Dropped    uint64
 	Heartbeats uint64
 	// Snapshots answered and their chunks; Refused requests were malformed,
-	// repeated, or one too many.
+	// repeated, one too many, or not a scheduler's.
 	Snapshots, Chunks, Refused uint64
 	// Errors of the connection when sending.
 	Errors uint64
+	// Unreadable verdicts, or from more schedulers than are remembered.
+	Unreadable uint64
 }
 
 // Publisher sends one rank's picture.
@@ -84,8 +87,10 @@ type Publisher struct {
 	blocks  string
 	load    string
 	ask     string
+	told    string
 	wake    chan struct{}
 	queries *queries
+	heard   *verdicts
 	started atomic.Bool
 
 	mu        sync.Mutex // guards what follows: a sequence and its picture belong together
@@ -128,8 +133,10 @@ func New(cfg Config) (*Publisher, error) {
 		blocks:  subjects.Blocks(cfg.Member),
 		load:    subjects.Load(cfg.Member),
 		ask:     subjects.Snapshot(cfg.Member),
+		told:    subjects.Verdict(cfg.Member),
 		wake:    make(chan struct{}, 1),
-		queries: newQueries(),
+		queries: newQueries(subjects.Inbox() + "."),
+		heard:   newVerdicts(cfg.Log, time.Now()),
 		encoder: newEncoder(cfg.Member),
 	}, nil
 }
@@ -152,8 +159,12 @@ func (p *Publisher) Stats() Stats {
 	st.Chunks = p.queries.chunks.Load()
 	st.Refused = p.queries.refused.Load()
 	st.Errors += p.queries.errors.Load()
+	st.Unreadable = p.heard.refused.Load()
 	return st
 }
+
+// Opinions are what the schedulers that are heard make of the member.
+func (p *Publisher) Opinions() []Opinion { return p.heard.list() }
 
 // Run publishes until ctx is done, and says goodbye then. It may be called once.
 func (p *Publisher) Run(ctx context.Context) error {
@@ -172,13 +183,22 @@ func (p *Publisher) Run(ctx context.Context) error {
 	if err := subscription.SetPendingLimits(4*maxQueries, protocol.MaxMessage); err != nil {
 		return fmt.Errorf("limit %s: %w", p.ask, err)
 	}
+	verdicts, err := p.cfg.Conn.Subscribe(p.told, p.heard.receive(p.cfg.Member))
+	if err != nil {
+		return fmt.Errorf("subscribe to %s: %w", p.told, err)
+	}
+	if err := verdicts.SetPendingLimits(4*maxSchedulers, protocol.MaxMessage); err != nil {
+		return fmt.Errorf("limit %s: %w", p.told, err)
+	}
 	p.beatNow()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { p.tick(ctx, status); return nil })
 	g.Go(func() error { p.answer(ctx); return nil })
 	err = g.Wait()
-	if e := subscription.Unsubscribe(); e != nil && p.cfg.Conn.IsConnected() {
-		p.cfg.Log.Debug("unsubscribe", "subject", p.ask, "error", e)
+	for _, s := range []*nats.Subscription{subscription, verdicts} {
+		if e := s.Unsubscribe(); e != nil && p.cfg.Conn.IsConnected() {
+			p.cfg.Log.Debug("unsubscribe", "subject", s.Subject, "error", e)
+		}
 	}
 	p.goodbye()
 	return err
@@ -204,10 +224,10 @@ func (p *Publisher) tick(ctx context.Context, status <-chan nats.Status) {
 		case <-pause.C:
 			wake = p.wake
 			continue
-		case <-heartbeat.C:
+		case now := <-heartbeat.C:
 			p.beatNow()
-		case s := <-status:
-			p.cfg.Log.Info("connection", "status", s.String())
+			p.heard.expire(now)
+		case <-status:
 			p.beatNow()
 		}
 		heartbeat.Reset(p.cfg.HeartbeatEvery)

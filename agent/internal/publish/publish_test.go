@@ -42,7 +42,7 @@ func connect(t testing.TB, url string, options ...nats.Option) *nats.Conn {
 	closed := make(chan struct{})
 	options = append([]nats.Option{
 		nats.ReconnectBufSize(-1), nats.MaxReconnects(-1), nats.ReconnectWait(10 * time.Millisecond),
-		nats.ReconnectJitter(0, 0), nats.ClosedHandler(func(*nats.Conn) { close(closed) }),
+		nats.ReconnectJitter(0, 0), nats.CustomInboxPrefix("kvscout.v1.test.inbox"), nats.ClosedHandler(func(*nats.Conn) { close(closed) }),
 	}, options...)
 	conn, err := nats.Connect(url, options...)
 	if err != nil {
@@ -716,33 +716,65 @@ func TestServerMayBeAwayAtTheStart(t *testing.T) {
 }
 
 func TestRequestsAreBounded(t *testing.T) {
-	q := newQueries()
+	q := newQueries("kvscout.v1.test.inbox.")
 	ask := q.ask(member)
 	good, err := proto.Marshal(&pb.SnapshotRequest{Version: 1, Member: member})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for reply, data := range map[string][]byte{"": good, "a.b.1": []byte("garbage"), "a.b.2": nil} {
+	for reply, data := range map[string][]byte{
+		"": good, "kvscout.v1.test.inbox.a.1": []byte("garbage"), "kvscout.v1.test.inbox.a.2": nil,
+		"kvscout.v1.test.blocks.ns.uid.0": good, "kvscout.v1.test.inbox": good, "_INBOX.a.1": good,
+	} {
 		ask(&nats.Msg{Reply: reply, Data: data})
 	}
-	if len(q.waiting) != 0 || q.refused.Load() != 3 {
+	if len(q.waiting) != 0 || q.refused.Load() != 6 {
 		t.Fatalf("%d waiting, %d refused", len(q.waiting), q.refused.Load())
 	}
-	ask(&nats.Msg{Reply: "_INBOX.x.1", Data: good})
-	ask(&nats.Msg{Reply: "_INBOX.x.2", Data: good}) // the same requester
+	ask(&nats.Msg{Reply: "kvscout.v1.test.inbox.x.1", Data: good})
+	ask(&nats.Msg{Reply: "kvscout.v1.test.inbox.x.2", Data: good}) // the same requester
 	if len(q.waiting) != 1 {
 		t.Fatalf("%d waiting", len(q.waiting))
 	}
 	for i := range 2 * maxQueries {
-		ask(&nats.Msg{Reply: "_INBOX." + string(rune('a'+i)) + ".1", Data: good})
+		ask(&nats.Msg{Reply: "kvscout.v1.test.inbox." + string(rune('a'+i)) + ".1", Data: good})
 	}
 	if len(q.waiting) != maxQueries || len(q.busy) != maxQueries {
 		t.Fatalf("%d waiting, %d busy", len(q.waiting), len(q.busy))
 	}
 	q.done((<-q.waiting).requester)
-	ask(&nats.Msg{Reply: "_INBOX.x.3", Data: good})
+	ask(&nats.Msg{Reply: "kvscout.v1.test.inbox.x.3", Data: good})
 	if len(q.waiting) != maxQueries {
 		t.Error("the requester may not ask again")
+	}
+}
+
+// TestSnapshotGoesToASchedulersInboxOnly is a request that would have the agent
+// speak where it has the right to speak of something else.
+func TestSnapshotGoesToASchedulersInboxOnly(t *testing.T) {
+	s := startServer(t, -1, 0)
+	conn := connect(t, s.ClientURL())
+	p := newRank()
+	p.store(rand.New(rand.NewPCG(1, 1)), 3)
+	pub, _ := start(t, connect(t, s.ClientURL()), p, time.Hour)
+	until(t, "first delta", func() bool { return pub.Stats().Deltas == 1 })
+	elsewhere, err := conn.SubscribeSync("kvscout.v1.test.load.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := proto.Marshal(&pb.SnapshotRequest{Version: 1, Member: member})
+	if err == nil {
+		err = conn.PublishRequest("kvscout.v1.test.snapshot.ns.uid.0", "kvscout.v1.test.load.ns.other.0", data)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, "refused or answered", func() bool { st := pub.Stats(); return st.Refused+st.Snapshots > 0 })
+	if n, _, err := elsewhere.Pending(); n > 0 || err != nil || pub.Stats().Refused != 1 {
+		t.Errorf("%d messages, %v, %+v", n, err, pub.Stats())
+	}
+	if chunks, _ := askFor(t, conn); len(chunks) != 1 {
+		t.Errorf("%d chunks for a scheduler", len(chunks))
 	}
 }
 

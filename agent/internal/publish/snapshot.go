@@ -19,6 +19,7 @@ const maxQueries = 16
 
 // queries holds the snapshot requests that wait for their answer.
 type queries struct {
+	inbox   string // what every scheduler's reply subject begins with
 	waiting chan query
 
 	mu   sync.Mutex          // guards busy
@@ -32,16 +33,17 @@ type query struct {
 	requester string
 }
 
-func newQueries() *queries {
-	return &queries{waiting: make(chan query, maxQueries), busy: make(map[string]struct{})}
+func newQueries(inbox string) *queries {
+	return &queries{inbox: inbox, waiting: make(chan query, maxQueries), busy: make(map[string]struct{})}
 }
 
 // ask queues requests as they come. A request is refused, without an answer,
-// when it is malformed, when its requester has one open, or when too many
-// wait: who gets no answer asks again, later and later.
+// when it is malformed or wants it elsewhere than in a scheduler's inbox, when
+// its requester has one open, or when too many wait: who gets no answer asks
+// again, later and later.
 func (q *queries) ask(member string) nats.MsgHandler {
 	return func(m *nats.Msg) {
-		if m.Reply == "" {
+		if !strings.HasPrefix(m.Reply, q.inbox) {
 			q.refused.Add(1)
 			return
 		}

@@ -74,12 +74,22 @@ func TestSources(t *testing.T) {
 		{name: "before 0.31", ok: false},
 		{name: "nothing published", page: `{}`, want: map[int]Source{}, ok: true},
 		{name: "0.32", page: `{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5732","replay_endpoint":"tcp://*:5832","buffer_steps":10000,"hwm":100000,"max_queue_size":100000,"topic":"kv"}}`,
-			want: map[int]Source{0: {"tcp://127.0.0.1:5732", "tcp://127.0.0.1:5832", "kv"}}, ok: true},
+			want: map[int]Source{0: {Endpoint: "tcp://127.0.0.1:5732", Replay: "tcp://127.0.0.1:5832", Topic: "kv"}}, ok: true},
 		{name: "ports of the system", page: `{"sources":{"0":{"endpoint":"tcp://10.0.0.1:41233","replay_endpoint":null},"1":{"endpoint":"tcp://10.0.0.1:41240","topic":"kv"}}}`,
 			want: map[int]Source{0: {Endpoint: "tcp://10.0.0.1:41233"}, 1: {Endpoint: "tcp://10.0.0.1:41240", Topic: "kv"}}, ok: true},
 		{name: "as configured for all ranks", page: `{"0":{"endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"},"1":{"endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}}`,
-			want: map[int]Source{0: {"tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657", ""}, 1: {"tcp://127.0.0.1:5558", "tcp://127.0.0.1:5658", ""}}, ok: true},
+			want: map[int]Source{0: {Endpoint: "tcp://127.0.0.1:5557", Replay: "tcp://127.0.0.1:5657"}, 1: {Endpoint: "tcp://127.0.0.1:5558", Replay: "tcp://127.0.0.1:5658"}}, ok: true},
 		{name: "off, and another publisher", page: `{"0":{"enable_kv_cache_events":false,"endpoint":"tcp://*:1"},"1":{"publisher":"null","endpoint":"tcp://*:1"}}`, want: map[int]Source{}, ok: true},
+		{name: "out of reach", page: `{"0":{"endpoint":"inproc://kv"},"1":{"endpoint":"epgm://eth0;239.1.1.1:5557"},"2":{"endpoint":"tcp://"},"3":{"endpoint":"tcp://h:0"},"4":{"endpoint":"tcp://h:7","replay_endpoint":"inproc://r"}}`,
+			want: map[int]Source{
+				0: {Unusable: `endpoint "inproc://kv": transport "inproc" is not supported: want tcp or ipc`},
+				1: {Unusable: `endpoint "epgm://eth0;239.1.1.1:5557": transport "epgm" is not supported: want tcp or ipc`},
+				2: {Unusable: `endpoint "tcp://": want host:port, with an IPv6 address in brackets`},
+				3: {Unusable: `endpoint "tcp://h:0" has no port`},
+				4: {Endpoint: "tcp://h:7"},
+			}, ok: true},
+		{name: "a socket file for two ranks", page: `{"0":{"endpoint":"ipc://a"},"1":{"endpoint":"ipc://a"}}`,
+			want: map[int]Source{0: {Endpoint: "ipc://a"}, 1: {Unusable: `endpoint "ipc://a" has no port to which rank 1 could be added`}}, ok: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			answers := map[string]string{}
@@ -95,9 +105,9 @@ func TestSources(t *testing.T) {
 			}
 		})
 	}
-	for _, page := range []string{"[]", `{"x":{}}`, `{"-1":{}}`, `{"0":5}`, `{"0":{"endpoint":"ipc://a"},"1":{"endpoint":"ipc://a"}}`} {
-		if got, _, err := serve(t, map[string]string{"/kv_event_sources": page}).Sources(t.Context()); err == nil {
-			t.Errorf("%s gave %+v", page, got)
+	for _, page := range []string{"[]", `{"x":{}}`, `{"-1":{}}`, `{"0":5}`, `{"0":{"endpoint":7}}`, `{"70000":{}}`, "{"} {
+		if got, said, err := serve(t, map[string]string{"/kv_event_sources": page}).Sources(t.Context()); err == nil || !said {
+			t.Errorf("%s gave %+v, said %v", page, got, said)
 		}
 	}
 }

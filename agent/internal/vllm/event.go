@@ -18,6 +18,8 @@ const (
 	Unspecified GroupKind = iota // the engine names no kinds
 	Full
 	Sliding
+	State
+	Chunked
 	Other
 )
 

@@ -25,20 +25,28 @@ const (
 type feed struct {
 	messages chan *zmtp.Message // closed at the end of the connection
 	lost     chan struct{}      // closed at the same time
-	err      error              // why, valid once lost is closed
+	err      error              // why; to be read once messages or lost is closed
 
+	spoke bool // it was chosen for its first message, a batch; see peers
 	conn  *zmtp.Conn
+	hear  func(context.Context, *zmtp.Message) error // see newFeed; nil once called
+	end   context.CancelFunc
 	bytes *semaphore.Weighted
 	free  chan *zmtp.Message
 }
 
-// newFeed starts to read conn, which it owns from here on. The reader ends
-// with the connection or with ctx; close waits for it.
-func newFeed(ctx context.Context, conn *zmtp.Conn) *feed {
+// newFeed starts to read conn, which it owns from here on. The first message
+// goes through hear, unless that is nil: nothing more is read before it returns,
+// and its error ends the feed. The reader ends with the connection or with ctx;
+// close ends it and waits for that.
+func newFeed(ctx context.Context, conn *zmtp.Conn, hear func(context.Context, *zmtp.Message) error) *feed {
+	ctx, cancel := context.WithCancel(ctx)
 	f := &feed{
 		messages: make(chan *zmtp.Message, feedMessages),
 		lost:     make(chan struct{}),
 		conn:     conn,
+		hear:     hear,
+		end:      cancel,
 		bytes:    semaphore.NewWeighted(feedBytes),
 		free:     make(chan *zmtp.Message, keptMessages),
 	}
@@ -46,7 +54,13 @@ func newFeed(ctx context.Context, conn *zmtp.Conn) *feed {
 	return f
 }
 
+func (f *feed) close() {
+	f.end()
+	<-f.lost
+}
+
 func (f *feed) read(ctx context.Context) {
+	defer f.end()
 	defer close(f.lost)
 	defer close(f.messages)
 	defer f.conn.Close()
@@ -56,6 +70,12 @@ func (f *feed) read(ctx context.Context) {
 		m := f.message()
 		if f.err = f.conn.Recv(m); f.err != nil {
 			return
+		}
+		if hear := f.hear; hear != nil {
+			f.hear = nil
+			if f.err = hear(ctx, m); f.err != nil {
+				return
+			}
 		}
 		if f.err = f.bytes.Acquire(ctx, weight(m)); f.err != nil {
 			return

@@ -18,7 +18,7 @@ func TestReadAheadIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	f := newFeed(ctx, conn)
+	f := newFeed(ctx, conn, nil)
 	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
 	flooded := make(chan struct{})
 	go func() {
@@ -49,4 +49,32 @@ func TestReadAheadIsBounded(t *testing.T) {
 		}
 		f.done(m)
 	}
+}
+
+// TestSessionThatIsLeftLeavesItsFeedAlone is a stream that is begun anew while
+// the engine sends: the race detector sees who reads what.
+func TestSessionThatIsLeftLeavesItsFeedAlone(t *testing.T) {
+	e := newTestEngine(t, true)
+	e.start()
+	p, tail := follow(t, e)
+	p.settles(t, Exact)
+	stop, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for n := uint64(1); ; n++ {
+			select {
+			case <-stop:
+				return
+			default:
+				e.publish(stored(n))
+			}
+		}
+	}()
+	for range 20 {
+		lives := tail.Stats().NewLives
+		tail.Restart("a test")
+		eventually(t, "a new life", func() bool { return tail.Stats().NewLives > lives })
+	}
+	close(stop)
+	<-ended
 }

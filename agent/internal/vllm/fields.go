@@ -178,15 +178,19 @@ func (d *Decoder) small(what string, most uint64) (int, error) {
 	return int(v), nil
 }
 
-// kindOf knows the kinds that keep every block of a prompt, and the sliding
-// window; the set is open.
+// kindOf knows the kinds whose hits have a known rule; the set is open.
 func kindOf(name []byte) GroupKind {
 	switch string(name) {
 	case "full_attention", "mla", "mla_attention", "sink_full", "sink_full_attention":
 		return Full
 	}
-	if bytes.HasPrefix(name, []byte("sliding_window")) {
+	switch {
+	case bytes.HasPrefix(name, []byte("sliding_window")):
 		return Sliding
+	case bytes.Equal(name, []byte("mamba")):
+		return State
+	case bytes.HasPrefix(name, []byte("chunked_local")):
+		return Chunked
 	}
 	return Other
 }

@@ -42,6 +42,16 @@ type Load struct {
 	InterTokenCount       *float64
 	QueueSeconds          *float64
 	QueueRequests         *float64
+	// Of the requests that ended, as the prefill and queue totals are.
+	RequestPromptTokens     *float64
+	RequestGenerationTokens *float64
+	// What the event stream is held against, totals since the engine started.
+	ComputedPromptTokens *float64 // of prompts that got their first token, without what was cached or transferred
+	QueriedTokens        *float64 // of prompts that were looked up in the prefix cache when they were admitted
+	HitTokens            *float64 // of these, found
+	ExternalTokens       *float64 // of these, found by a connector
+	FirstTokens          *float64 // requests that got their first token
+	Preemptions          *float64
 
 	RunningAdapters []string
 	Sleeping        *bool
@@ -70,6 +80,9 @@ type Page struct {
 	Resets float64
 	// Sleeps counts the requests to put the engine to sleep, in the same way.
 	Sleeps float64
+	// Speculates: the engine counts drafts of speculative decoding, by whatever
+	// method.
+	Speculates bool
 	// Ignored are samples of ranks beyond the bounds.
 	Ignored int
 }
@@ -102,22 +115,31 @@ var loadMetrics = []struct {
 	{[]string{"vllm:inter_token_latency_seconds_count", "vllm:time_per_output_token_seconds_count"}, func(l *Load) **float64 { return &l.InterTokenCount }},
 	{[]string{"vllm:request_queue_time_seconds_sum"}, func(l *Load) **float64 { return &l.QueueSeconds }},
 	{[]string{"vllm:request_queue_time_seconds_count"}, func(l *Load) **float64 { return &l.QueueRequests }},
+	{[]string{"vllm:request_prompt_tokens_sum"}, func(l *Load) **float64 { return &l.RequestPromptTokens }},
+	{[]string{"vllm:request_generation_tokens_sum"}, func(l *Load) **float64 { return &l.RequestGenerationTokens }},
+	{[]string{"vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"}, func(l *Load) **float64 { return &l.QueriedTokens }},
+	{[]string{"vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"}, func(l *Load) **float64 { return &l.HitTokens }},
+	{[]string{"vllm:external_prefix_cache_hits_total"}, func(l *Load) **float64 { return &l.ExternalTokens }},
+	{[]string{"vllm:time_to_first_token_seconds_count"}, func(l *Load) **float64 { return &l.FirstTokens }},
+	{[]string{"vllm:num_preemptions_total"}, func(l *Load) **float64 { return &l.Preemptions }},
 }
 
 // Samples that are read by hand.
 const (
 	waitingByReason = "vllm:num_requests_waiting_by_reason"
+	promptBySource  = "vllm:prompt_tokens_by_source_total"
 	sleepState      = "vllm:engine_sleep_state"
 	cacheConfig     = "vllm:cache_config_info"
 	loraInfo        = "vllm:lora_requests_info"
 	httpRequests    = "http_requests_total"
+	drafts          = "vllm:spec_decode_num_drafts_total"
 	resetHandler    = "/reset_prefix_cache"
 	sleepHandler    = "/sleep"
 )
 
 // wanted holds the names of all samples that are read.
 var wanted = func() map[string]bool {
-	m := map[string]bool{waitingByReason: true, sleepState: true, cacheConfig: true, loraInfo: true, httpRequests: true}
+	m := map[string]bool{waitingByReason: true, promptBySource: true, sleepState: true, cacheConfig: true, loraInfo: true, httpRequests: true, drafts: true}
 	for _, lm := range loadMetrics {
 		for _, name := range lm.names {
 			m[name] = true
@@ -139,12 +161,14 @@ func ParseMetrics(page []byte) (Page, error) {
 	r := metricsReader{samples: samples, ranks: make(map[int]*RankMetrics)}
 	r.loads()
 	r.waiting()
+	r.computed()
 	r.sleep()
 	r.caches()
 	if len(r.ranks) == 0 {
 		return Page{}, errNoMetrics
 	}
 	r.adapters()
+	r.page.Speculates = len(samples[drafts]) > 0
 	for _, s := range samples[httpRequests] {
 		switch {
 		case s.value == nil:
@@ -271,6 +295,28 @@ func (r *metricsReader) waiting() {
 	}
 	for rank, t := range totals {
 		rank.Load.Waiting = t
+	}
+}
+
+// computed finds the prompt tokens that the engine computed itself. Releases
+// before 0.16 don't say where prompts came from: there it is what neither the
+// cache nor a connector had.
+func (r *metricsReader) computed() {
+	for _, s := range r.samples[promptBySource] {
+		if rank := r.rank(s); rank != nil && s.labels["source"] == "local_compute" {
+			rank.Load.ComputedPromptTokens = s.value
+		}
+	}
+	for _, rank := range r.ranks {
+		l := &rank.Load
+		if l.ComputedPromptTokens != nil || l.PromptTokens == nil || l.CachedTokens == nil {
+			continue
+		}
+		computed := *l.PromptTokens - *l.CachedTokens
+		if l.ExternalTokens != nil {
+			computed -= *l.ExternalTokens
+		}
+		l.ComputedPromptTokens = &computed
 	}
 }
 

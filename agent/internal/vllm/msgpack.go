@@ -22,9 +22,10 @@ const (
 	codeTrue  = 0xc3
 )
 
-// cursor reads msgpack from a payload that is in memory. It never allocates
-// by a length that the payload claims: a list has at most as many elements as
-// bytes are left. Skip is a loop, so nesting costs no stack.
+// cursor reads msgpack from a payload that is in memory; docs/decisions/0005 says
+// why it is our own. It never allocates by a length that the payload claims: a
+// list has at most as many elements as bytes are left. Skip is a loop, so nesting
+// costs no stack.
 type cursor struct {
 	b []byte
 	i int

@@ -61,22 +61,17 @@ func (t *Tail) ask(ctx context.Context, from uint64) (*feed, error) {
 		return nil, err
 	}
 	t.count(func(st *TailStats) { st.Replays++ })
-	return newFeed(ctx, conn), nil
+	return newFeed(ctx, conn, nil), nil
 }
 
 // replay asks for everything from the given sequence on and hands it to take,
 // until the end marker, or until take has an error.
 func (t *Tail) replay(ctx context.Context, from uint64, silence time.Duration, take func(sequence uint64, payload []byte) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	f, err := t.ask(ctx, from)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		cancel()
-		<-f.lost
-	}()
+	defer f.close()
 	timer := time.NewTimer(silence)
 	defer timer.Stop()
 	for {

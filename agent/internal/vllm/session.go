@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"github.com/kvscout/kvscout/agent/internal/zmtp"
 )
 
 const (
@@ -23,6 +21,8 @@ const (
 	lookEvery  = 100 * time.Millisecond
 	quietLooks = 3
 	checkAgain = 20
+	// beginEvery is how often a session begins anew for peers that come and go.
+	beginEvery = time.Second
 	// stoppedFor is the time between two looks that means that this process was
 	// stopped.
 	stoppedFor = time.Second
@@ -38,15 +38,20 @@ type session struct {
 	idle    int       // looks since the last message
 	checked bool      // that nothing was lost, be it before the subscription counted
 	silent  bool      // the engine does not answer at present
+
+	// Of a Tail that listens.
+	spoke    bool   // the peer has sent a batch
+	turnover uint64 // of the peers, at the last begin
+	begun    time.Time
 }
 
-func (t *Tail) session(ctx context.Context, conn *zmtp.Conn) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	s := &session{live: newFeed(ctx, conn), looked: time.Now()}
+func (t *Tail) session(ctx context.Context, live *feed) {
+	s := &session{live: live, looked: time.Now(), spoke: live.spoke}
+	if t.peers != nil {
+		s.turnover = t.peers.turnover()
+	}
 	defer func() {
-		cancel()
-		<-s.live.lost
+		live.close()
 		t.count(func(st *TailStats) { st.Connected = false })
 		t.setState(Syncing, "connection to the engine's event stream lost")
 	}()
@@ -66,8 +71,12 @@ func (t *Tail) session(ctx context.Context, conn *zmtp.Conn) {
 		return
 	}
 	t.follow(replayCtx, s)
-	if ctx.Err() == nil {
-		t.cfg.Log.Warn("event stream ended", "endpoint", t.at.Load().events, "error", s.live.err)
+	select {
+	case <-s.live.lost:
+		if ctx.Err() == nil {
+			t.cfg.Log.Warn("event stream ended", "endpoint", t.at.Load().events, "error", s.live.err)
+		}
+	default: // it is left, and its reader still runs
 	}
 }
 
@@ -153,6 +162,11 @@ func (t *Tail) look(ctx context.Context, s *session, now time.Time) bool {
 		s.checked = false // nobody read meanwhile: the engine may have dropped
 	}
 	s.looked = now
+	if t.peers != nil {
+		if goOn, decided := t.lookAround(ctx, s, now); decided {
+			return goOn
+		}
+	}
 	switch silent := s.live.conn.Unanswered() > silentFor; {
 	case silent:
 		s.silent, s.checked = true, false
@@ -167,6 +181,32 @@ func (t *Tail) look(ctx context.Context, s *session, now time.Time) bool {
 		return true
 	}
 	return t.check(ctx, s)
+}
+
+// lookAround sees whether the peer that is followed is the engine, as far as
+// the others show it. When that decides the look, the session goes on in doubt
+// or is over.
+//
+// A peer that has sent a batch is left while it does not answer, if another
+// sends one. One that has sent nothing is left as soon as another sends a batch;
+// until then anybody who comes or goes may be the engine, which is asked anew.
+func (t *Tail) lookAround(ctx context.Context, s *session, now time.Time) (goOn, decided bool) {
+	switch {
+	case s.spoke && !s.silent:
+		return true, false
+	case t.peers.spoken():
+		t.cfg.Log.Warn("another peer publishes, leaving the one that is silent", "endpoint", t.at.Load().events)
+		return false, true
+	case s.spoke || t.peers.turnover() == s.turnover:
+		return true, false
+	}
+	t.setState(Syncing, "peers of the listening agent came or went, and none of them has published yet")
+	if now.Sub(s.begun) < beginEvery {
+		return true, true
+	}
+	s.turnover, s.begun = t.peers.turnover(), now
+	goOn = t.begin(ctx, s.live)
+	return goOn, !goOn
 }
 
 // check asks a quiet engine whether the newest batch applied is its newest. One
@@ -212,6 +252,7 @@ func (t *Tail) live(ctx context.Context, s *session, frames [][]byte) bool {
 		t.count(func(st *TailStats) { st.Malformed++ })
 		return true
 	}
+	s.spoke = s.spoke || t.peers != nil && isBatch(frames, t.cfg.Topic)
 	switch {
 	case s.any && sequence <= s.last:
 		// One connection keeps the order, so numbers fall only with a new life.

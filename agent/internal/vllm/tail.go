@@ -52,7 +52,7 @@ type Sink interface {
 
 // TailConfig says which stream to follow. Log and Sink are required.
 type TailConfig struct {
-	Endpoint string // of the events
+	Endpoint string // of the events; empty: nowhere, until Move says where
 	Replay   string // of the replay socket; empty: the engine has none
 	Bind     bool   // listen on Endpoint, for engines that connect
 	Topic    string // prefix to subscribe to; empty: everything
@@ -74,6 +74,7 @@ type TailStats struct {
 	Replays      uint64 // requests sent
 	NewLives     uint64
 	Malformed    uint64 // messages without sequence or payload
+	HungUp       uint64 // peers of a Tail that listens, for others that came
 	Undecodable  uint64 // batches
 	Sequence     uint64 // of the newest applied batch
 	AnySequence  bool
@@ -91,6 +92,7 @@ type Tail struct {
 	cfg     TailConfig
 	opt     zmtp.Options
 	restart chan string
+	peers   *peers // of a Tail that listens
 	at      atomic.Pointer[address]
 
 	// Owned by the goroutine of Run.
@@ -132,6 +134,8 @@ const (
 	redialEvery = 50 * time.Millisecond // in the first seconds
 	redialFast  = 10 * time.Second
 	redialSlow  = 250 * time.Millisecond
+	// relistenEvery is how often an address that is taken is tried.
+	relistenEvery = time.Second
 	// bornWithin is the time after a refused connection in which a new engine
 	// cannot have served anything yet: from its sockets to its first request an
 	// engine takes seconds. An agent that was stopped meanwhile knows nothing.
@@ -140,7 +144,10 @@ const (
 
 // NewTail checks the endpoints.
 func NewTail(cfg TailConfig) (*Tail, error) {
-	_, err := zmtp.ParseEndpoint(cfg.Endpoint)
+	var err error
+	if cfg.Endpoint != "" {
+		_, err = zmtp.ParseEndpoint(cfg.Endpoint)
+	}
 	if cfg.Replay != "" {
 		_, replayErr := zmtp.ParseEndpoint(cfg.Replay)
 		err = errors.Join(err, replayErr)
@@ -152,7 +159,7 @@ func NewTail(cfg TailConfig) (*Tail, error) {
 		cfg: cfg,
 		opt: zmtp.Options{
 			Type: zmtp.SUB, Topics: [][]byte{[]byte(cfg.Topic)}, MaxMessage: maxMessage,
-			HandshakeTimeout: 2 * time.Second, Heartbeat: pingAfter, HeartbeatTimeout: deadAfter,
+			MaxPeers: maxPeers + 1, HandshakeTimeout: 2 * time.Second, Heartbeat: pingAfter, HeartbeatTimeout: deadAfter,
 		},
 		restart: make(chan string, 1),
 		whole:   true,
@@ -195,38 +202,58 @@ func (t *Tail) count(change func(*TailStats)) {
 }
 
 // Run follows the stream until ctx ends. An engine that is not there is waited
-// for without end. The error is that of a Listener that cannot be opened.
-func (t *Tail) Run(ctx context.Context) error {
+// for without end, and so is the address to listen on.
+func (t *Tail) Run(ctx context.Context) {
 	t.reason = "waiting for the engine's event stream"
 	t.cfg.Sink.State(t.trust, t.reason)
-	var listener *zmtp.Listener
+	connect := t.connect
 	if t.cfg.Bind {
-		var err error
-		if listener, err = zmtp.Listen(ctx, t.cfg.Endpoint, t.opt); err != nil {
-			return fmt.Errorf("events: %w", err)
+		listener := t.listen(ctx)
+		if listener == nil {
+			return // ctx ended
 		}
-		defer listener.Close()
+		t.peers = newPeers(ctx, listener, t)
+		defer t.peers.close()
+		connect = t.peers.next
 	}
 	for {
-		conn := t.connect(ctx, listener)
-		if conn == nil {
-			return nil // ctx ended
+		live := connect(ctx)
+		if live == nil {
+			return // ctx ended
 		}
-		t.session(ctx, conn)
+		t.session(ctx, live)
 	}
 }
 
+// listen opens the address that the engine connects to, or returns nil when ctx
+// has ended.
+func (t *Tail) listen(ctx context.Context) *zmtp.Listener {
+	for ctx.Err() == nil {
+		listener, err := zmtp.Listen(ctx, t.cfg.Endpoint, t.opt)
+		if err == nil {
+			return listener
+		}
+		reason := fmt.Sprintf("cannot listen for events: %v", err)
+		if reason != t.reason {
+			t.cfg.Log.Error("cannot listen for events", "endpoint", t.cfg.Endpoint, "error", err)
+		}
+		t.setState(Syncing, reason)
+		sleep(ctx, relistenEvery)
+	}
+	return nil
+}
+
 // connect returns the next connection, or nil when ctx has ended.
-func (t *Tail) connect(ctx context.Context, listener *zmtp.Listener) *zmtp.Conn {
+func (t *Tail) connect(ctx context.Context) *feed {
 	began := time.Now()
 	logged := false
 	t.born = false
 	var refused time.Time // last
 	for ctx.Err() == nil {
-		conn, err := t.open(ctx, listener)
+		conn, err := zmtp.Dial(ctx, t.at.Load().events, t.opt)
 		if err == nil {
 			t.born = youngAt(time.Now(), refused)
-			return conn
+			return newFeed(ctx, conn, nil)
 		}
 		// The socket lives as long as the engine's process: when nobody listens
 		// on it, the life that we knew is over.
@@ -248,21 +275,6 @@ func (t *Tail) connect(ctx context.Context, listener *zmtp.Listener) *zmtp.Conn 
 		sleep(ctx, pause)
 	}
 	return nil
-}
-
-func (t *Tail) open(ctx context.Context, listener *zmtp.Listener) (*zmtp.Conn, error) {
-	if listener == nil {
-		return zmtp.Dial(ctx, t.at.Load().events, t.opt)
-	}
-	conn, err := listener.Accept(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := conn.Handshake(ctx); err != nil {
-		conn.Close()
-		return nil, err
-	}
-	return conn, nil
 }
 
 // youngAt tells whether an engine whose socket was not there at the time of

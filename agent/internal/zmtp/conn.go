@@ -23,7 +23,7 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interv
 // Conn is one connection to one peer.
 //
 //   - One goroutine at a time calls Recv and SetReadDeadline. Send, Stats,
-//     Unanswered and Close may be called by any, at any time.
+//     SetMaxMessage, Unanswered and Close may be called by any, at any time.
 //   - The first failure closes the connection and is what every later call
 //     returns. The only error to go on after is a passed read deadline.
 //   - PINGs are answered, and sent, while Recv runs. Nothing runs in between:
@@ -57,8 +57,11 @@ type Conn struct {
 	failMu sync.Mutex // guards failed
 	failed error
 
-	askedAt atomic.Int64 // Unix nanoseconds of a PING without a sign of life since; 0: none
+	// asked is when a PING was sent that no sign of life came after; nil: none is
+	// waited for. It carries the monotonic clock.
+	asked atomic.Pointer[time.Time]
 
+	maxMessage                             atomic.Int64
 	messages, bytes, pings, pongs, ignored atomic.Uint64
 }
 
@@ -104,6 +107,7 @@ func Dial(ctx context.Context, endpoint string, opt Options) (*Conn, error) {
 // newConn wraps conn. opt has its defaults filled in.
 func newConn(conn net.Conn, name string, opt Options) *Conn {
 	c := &Conn{conn: conn, name: name, opt: opt}
+	c.maxMessage.Store(int64(opt.MaxMessage))
 	c.in = bufio.NewReaderSize(readerFunc(c.wait), readBuffer)
 	return c
 }
@@ -173,7 +177,7 @@ func (c *Conn) receive() error {
 		p := &c.part
 		for c.left > 0 {
 			if len(p.data) == cap(p.data) {
-				p.grow(c.left, c.opt.MaxMessage)
+				p.grow(c.left, int(c.maxMessage.Load()))
 			}
 			have := len(p.data)
 			n, err := c.in.Read(p.data[have:min(cap(p.data), have+c.left)])
@@ -206,8 +210,8 @@ func (c *Conn) beginFrame() error {
 			return &LimitError{What: "message frames", Got: uint64(len(c.part.ends)) + 1, Limit: uint64(c.opt.MaxFrames)}
 		}
 		have := uint64(len(c.part.data))
-		if size > uint64(c.opt.MaxMessage)-have {
-			return &LimitError{What: "message bytes", Got: have + size, Limit: uint64(c.opt.MaxMessage)}
+		if limit := uint64(c.maxMessage.Load()); have > limit || size > limit-have {
+			return &LimitError{What: "message bytes", Got: have + size, Limit: limit}
 		}
 	}
 	c.inFrame, c.flags, c.left = true, flags, int(size)
@@ -247,7 +251,7 @@ func (c *Conn) wait(p []byte) (int, error) {
 		n, err := c.conn.Read(p)
 		if n > 0 {
 			if c.pinged {
-				c.askedAt.Store(0)
+				c.asked.Store(nil)
 			}
 			c.silence, c.pinged = 0, false
 			return n, err
@@ -264,7 +268,8 @@ func (c *Conn) wait(p []byte) (int, error) {
 				return 0, fmt.Errorf("send PING: %w", err)
 			}
 			c.pinged = true
-			c.askedAt.Store(time.Now().UnixNano())
+			sent := time.Now()
+			c.asked.Store(&sent)
 		}
 		if !c.deadline.IsZero() && !time.Now().Before(c.deadline) {
 			return 0, os.ErrDeadlineExceeded
@@ -291,16 +296,19 @@ func (c *Conn) patience() time.Duration {
 // Unanswered is the time since a PING was sent that nothing has come after; 0
 // when there is none. Whoever does not read lets answers wait, too.
 func (c *Conn) Unanswered() time.Duration {
-	at := c.askedAt.Load()
-	if at == 0 {
+	at := c.asked.Load()
+	if at == nil {
 		return 0
 	}
-	return time.Duration(time.Now().UnixNano() - at)
+	return max(time.Since(*at), 1)
 }
 
 // SetReadDeadline makes Recv return os.ErrDeadlineExceeded at t; the zero time
 // lets it wait for ever. It counts from the next Recv on.
 func (c *Conn) SetReadDeadline(t time.Time) { c.deadline = t }
+
+// SetMaxMessage replaces Options.MaxMessage from the next frame on.
+func (c *Conn) SetMaxMessage(size int) { c.maxMessage.Store(int64(size)) }
 
 // Send writes frames as one message. It keeps none of them.
 func (c *Conn) Send(frames ...[]byte) error {

@@ -190,3 +190,21 @@ func TestAcceptedPeerReadsWhatWeSay(t *testing.T) {
 		t.Errorf("peer's address is %v, want %v", c.RemoteAddr(), peer.LocalAddr())
 	}
 }
+
+func TestMessageBoundCanBeReplaced(t *testing.T) {
+	l := listen(t, "tcp://127.0.0.1:0", Options{Type: SUB, MaxMessage: 1000})
+	for _, size := range []int{1000, 10} {
+		say(t, l.Addr(), appendMessage(nil, make([]byte, 100)))
+		c, err := l.Accept(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		c.SetMaxMessage(size)
+		var m Message
+		var limit *LimitError
+		if err := c.Recv(&m); errors.As(err, &limit) == (size == 1000) {
+			t.Errorf("100 bytes with a bound of %d: %v", size, err)
+		}
+	}
+}

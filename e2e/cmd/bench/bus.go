@@ -142,7 +142,7 @@ func (b *bus) until(ctx context.Context, patience time.Duration, what string, ho
 func (b *bus) proves(t *stream) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for l, h := range b.held {
+	for l, h := range b.held[:protocol.Lanes] {
 		if h.Count != t.held || h.Digest != t.digest {
 			return fmt.Errorf("lane %d holds %d blocks with digest %x, should hold %d with %x", l, h.Count, h.Digest, t.held, t.digest)
 		}

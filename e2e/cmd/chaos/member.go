@@ -60,6 +60,7 @@ func newMember(f *fleet, i int) (*member, error) {
 	m.cfg = fakevllm.Config{
 		Model: model, Blocks: poolBlocks, MaxModelLen: 2048, BlockSize: blockSize,
 		Speedup: 1000, Seed: f.o.seed + uint64(i), NoReplay: i%4 == 1,
+		NoSources: m.relays, // or the agent would go around them
 	}
 	if i%4 == 3 {
 		m.cfg.BufferSteps = shortRing
@@ -139,8 +140,8 @@ func (m *member) startAgent() error {
 	events, replay := m.endpoints()
 	engine := "http://" + m.engine.Load().Addr()
 	if m.child {
-		m.process = exec.Command(m.f.program, "-nats", "nats://"+m.nats.Addr(), "-engine", engine,
-			"-pod", m.name, "-listen", "", "-events", events, "-replay", replay, "-heartbeat", m.f.o.heartbeat.String())
+		m.process = exec.Command(m.f.program, "-nats-url", "nats://"+m.nats.Addr(), "-engine", engine,
+			"-pod", m.name, "-admin-address", "", "-events", events, "-replay", replay, "-heartbeat", m.f.o.heartbeat.String())
 		if m.f.logFile != nil {
 			m.process.Stderr = m.f.logFile
 		}

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvscout/kvscout/e2e/trace"
@@ -20,7 +19,6 @@ type driver struct {
 	ask    pb.SchedulerClient
 	tally  tally
 	picks  stopwatch
-	next   atomic.Uint64
 }
 
 // placement is where a request goes.
@@ -40,7 +38,7 @@ func (d *driver) run(ctx context.Context, list []trace.Request, start time.Time,
 	var group sync.WaitGroup
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for _, q := range list {
+	for i, q := range list {
 		due := start.Add(time.Duration(float64(q.At) / pace))
 		timer.Reset(time.Until(due))
 		select {
@@ -50,17 +48,17 @@ func (d *driver) run(ctx context.Context, list []trace.Request, start time.Time,
 		case <-timer.C:
 		}
 		d.tally.begin()
-		group.Go(func() { d.serve(ctx, q, due) })
+		group.Go(func() { d.serve(ctx, i, q, due) })
 	}
 	stop := time.AfterFunc(grace, cut)
 	defer stop.Stop()
 	group.Wait()
 }
 
-// serve takes one request from its due time to its end.
-func (d *driver) serve(ctx context.Context, q trace.Request, due time.Time) {
+// serve takes the request of that number from its due time to its end.
+func (d *driver) serve(ctx context.Context, n int, q trace.Request, due time.Time) {
 	prompt := q.AppendTokens(make([]uint32, 0, q.Input))
-	place, err := d.place(ctx, prompt)
+	place, err := d.place(ctx, n, prompt)
 	if err != nil {
 		d.end(ctx, err, due, false)
 		return
@@ -93,7 +91,7 @@ func (d *driver) end(ctx context.Context, err error, due time.Time, started bool
 
 // place asks the scheduler; a fleet that is served in turn asks it only what
 // the engine whose turn it is has cached.
-func (d *driver) place(ctx context.Context, prompt []uint32) (placement, error) {
+func (d *driver) place(ctx context.Context, n int, prompt []uint32) (placement, error) {
 	b := make([]byte, 0, 4*len(prompt))
 	for _, t := range prompt {
 		b = binary.LittleEndian.AppendUint32(b, t)
@@ -112,7 +110,7 @@ func (d *driver) place(ctx context.Context, prompt []uint32) (placement, error) 
 		}
 		return placement{address: list[0].GetMember().GetAddress(), predicted: cachedTokens(list[0]), decision: resp.GetDecision()}, nil
 	}
-	address := d.fleet.engines[d.next.Add(1)%uint64(len(d.fleet.engines))].Addr()
+	address := d.fleet.engines[n%len(d.fleet.engines)].Addr()
 	req.Candidates = []*pb.MemberRef{{Ref: &pb.MemberRef_Address{Address: address}}}
 	resp, err := d.ask.Score(ctx, &pb.ScoreRequest{Request: req})
 	if err != nil {

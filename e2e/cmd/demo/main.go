@@ -18,6 +18,7 @@ import (
 
 // options are the flags.
 type options struct {
+	trace    string
 	span     time.Duration
 	json     bool
 	engines  int
@@ -29,6 +30,7 @@ type options struct {
 
 func main() {
 	var o options
+	flag.StringVar(&o.trace, "trace", "", "`file` of requests in Mooncake's form; empty: the conversation trace")
 	flag.DurationVar(&o.span, "for", 60*time.Second, "how long to send requests")
 	flag.BoolVar(&o.json, "json", false, "print the result as JSON too, as the last line")
 	flag.IntVar(&o.engines, "engines", 8, "engines of each fleet")
@@ -61,7 +63,7 @@ func (o options) validate() error {
 	}
 	if o.span <= 0 || o.speedup <= 0 || o.load <= 0 || o.capacity <= 0 {
 		errs = append(errs, errors.New("-for, -speedup, -load and -capacity must be positive"))
-	} else if need := time.Duration(float64(o.span) * o.pace()); need > trace.ConversationSpan {
+	} else if need := time.Duration(float64(o.span) * o.pace()); o.trace == "" && need > trace.ConversationSpan {
 		errs = append(errs, fmt.Errorf("-for %v at this pace needs %v of the trace, and %v are at hand", o.span, need, trace.ConversationSpan))
 	}
 	return errors.Join(errs...)
@@ -70,6 +72,14 @@ func (o options) validate() error {
 // pace is how many seconds of the trace pass in a second.
 func (o options) pace() float64 {
 	return o.load * o.speedup * float64(o.engines) / 8
+}
+
+// source names the trace.
+func (o options) source() string {
+	if o.trace == "" {
+		return "the Mooncake conversation trace"
+	}
+	return o.trace
 }
 
 // grace is how long after the last request its answers may take: long enough

@@ -32,7 +32,7 @@ func TestTallyAddsUp(t *testing.T) {
 	if d := cmp.Diff(want, s, cmp.AllowUnexported(sum{})); d != "" {
 		t.Error(d)
 	}
-	if want := (quantiles{51 * time.Millisecond, 91 * time.Millisecond, 100 * time.Millisecond}); q != want {
+	if want := (quantiles{59900990 * time.Nanosecond, 51 * time.Millisecond, 91 * time.Millisecond, 100 * time.Millisecond}); q != want {
 		t.Errorf("%v", q)
 	}
 	if q := q.scaled(4); q.p50 != 204*time.Millisecond {
@@ -42,7 +42,7 @@ func TestTallyAddsUp(t *testing.T) {
 
 func TestTableAndObjectSayTheSame(t *testing.T) {
 	s, q := sampleTally().read()
-	list := []outcome{outcomeOf("round-robin", s, q), outcomeOf("kvscout", s, q)}
+	list := []outcome{outcomeOf("round-robin", s, q, 48*time.Millisecond), outcomeOf("kvscout", s, q, 48*time.Millisecond)}
 	var b bytes.Buffer
 	if err := table(&b, list); err != nil {
 		t.Fatal(err)
@@ -66,7 +66,7 @@ func TestTableAndObjectSayTheSame(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]any{
-		"name": "kvscout", "requests": 100., "prompt_tokens": 100000., "cached_tokens": 40000., "ttft_p50_ms": 51., "ttft_p90_ms": 91., "ttft_p99_ms": 100.,
+		"name": "kvscout", "requests": 100., "prompt_tokens": 100000., "cached_tokens": 40000., "ttft_mean_ms": 59.9, "engine_ttft_mean_ms": 48., "ttft_p50_ms": 51., "ttft_p90_ms": 91., "ttft_p99_ms": 100.,
 		"predicted_cached_tokens": 39984., "abs_error_tokens": 1072., "failed": 1., "unfinished": 2.,
 	}
 	if d := cmp.Diff(want, got.Fleets[1]); d != "" {

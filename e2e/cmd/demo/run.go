@@ -78,11 +78,10 @@ func run(ctx context.Context, o options, out *os.File) error {
 
 // requests are those of the trace that are due within the span.
 func requests(o options) ([]trace.Request, error) {
-	list, err := trace.Conversation()
+	list, err := recorded(o)
 	if err != nil {
 		return nil, err
 	}
-	trace.Spread(list, trace.ConversationTick, rand.New(rand.NewPCG(o.seed, 0)))
 	end := time.Duration(float64(o.span) * o.pace())
 	n := sort.Search(len(list), func(i int) bool { return list[i].At >= end })
 	if n == 0 {
@@ -91,10 +90,32 @@ func requests(o options) ([]trace.Request, error) {
 	return list[:n], nil
 }
 
+// recorded is the whole trace.
+func recorded(o options) ([]trace.Request, error) {
+	if o.trace == "" {
+		list, err := trace.Conversation()
+		if err != nil {
+			return nil, err
+		}
+		trace.Spread(list, trace.ConversationTick, rand.New(rand.NewPCG(o.seed, 0)))
+		return list, nil
+	}
+	f, err := os.Open(o.trace)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	list, err := trace.Read(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", o.trace, err)
+	}
+	return list, nil
+}
+
 func intro(out *os.File, o options, list []trace.Request, took time.Duration) {
 	fmt.Fprintf(out, "Two fleets of %d engines, each with its agent, one scheduler; all exact after %.1f s.\n", o.engines, took.Seconds())
 	fmt.Fprintf(out, "Engines are fakes with vLLM's wire and a real block pool: Qwen3-32B on two H100, %g times its KV cache, steps %g times faster than real.\n", o.capacity, o.speedup)
-	fmt.Fprintf(out, "%d requests of the Mooncake conversation trace, %g times denser than recorded, at the same moments to both fleets.\n", len(list), o.load*float64(o.engines)/8)
+	fmt.Fprintf(out, "%d requests of %s, %g times denser than recorded, at the same moments to both fleets.\n", len(list), o.source(), o.load*float64(o.engines)/8)
 	fmt.Fprintf(out, "One cache without bounds for a whole fleet would hit %.1f %% of their prompt tokens: no choice of engines can hit more.\n", 100*trace.Ceiling(list))
 	fmt.Fprintf(out, "All times below are the engines' own: wall time x %g.\n\n", o.speedup)
 }
@@ -138,7 +159,7 @@ func look(o options, trust map[string]string, drivers []*driver, at time.Duratio
 	p := picture{
 		title: fmt.Sprintf("kvscout: %d engines in turn, %d by exact cached prefix, the same requests to both", o.engines, o.engines),
 		at:    at, of: o.span,
-		note: fmt.Sprintf("Mooncake conversation trace; TTFT in the engines' own time (wall x %g); cache: blocks that can be hit", o.speedup),
+		note: fmt.Sprintf("%s; TTFT in the engines' own time (wall x %g); cache: blocks that can be hit", o.source(), o.speedup),
 	}
 	if at > o.span {
 		p.note = "all requests are sent; waiting for the last answers"
@@ -167,7 +188,7 @@ func conclude(out *os.File, o options, drivers []*driver, took, cpu time.Duratio
 	var lag time.Duration
 	for _, d := range drivers {
 		sum, q := d.tally.read()
-		list = append(list, outcomeOf(d.fleet.name, sum, q.scaled(o.speedup)))
+		list = append(list, outcomeOf(d.fleet.name, sum, q.scaled(o.speedup), d.fleet.firstToken(o.speedup)))
 		if sum.failed > 0 {
 			fmt.Fprintf(out, "%s: %d requests failed, the last with: %s\n", d.fleet.name, sum.failed, sum.lastError)
 		}

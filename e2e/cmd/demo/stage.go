@@ -18,7 +18,20 @@ type fleet struct {
 	name    string
 	inTurn  bool // served round robin, else by the scheduler's picks
 	engines []*fakevllm.Engine
-	blocks  int // of each engine
+	blocks  int // of each engine, to hold something
+}
+
+// firstToken is the mean time to first token that the engines count, in their
+// own time.
+func (f *fleet) firstToken(speedup float64) time.Duration {
+	var total time.Duration
+	n := uint64(0)
+	for _, e := range f.engines {
+		c := e.State(0).Counters
+		total += c.FirstTokenWait
+		n += c.FirstTokens
+	}
+	return time.Duration(float64(total) * speedup / float64(max(1, n)))
 }
 
 // stage is all that runs: the scheduler with its own NATS, and two fleets of
@@ -68,7 +81,7 @@ func startStage(ctx context.Context, o options) (s *stage, err error) {
 // engine starts one engine and its agent.
 func (s *stage) engine(f *fleet, i int, o options, nats string) error {
 	e, err := fakevllm.New(fakevllm.Config{
-		Model: f.name, Blocks: f.blocks, MaxModelLen: 131072, Speedup: o.speedup,
+		Model: f.name, Blocks: f.blocks + 1, Speedup: o.speedup, // one is the null block
 		// One chunk for the first token and one for the rest: the demo reads
 		// no text. Agents are beside the engines, so a short ring will do.
 		StreamInterval: 1 << 20, BufferSteps: 2000, Seed: o.seed,

@@ -68,9 +68,9 @@ func (t *tally) cut(waited time.Duration, started bool) {
 	t.mu.Unlock()
 }
 
-// quantiles of many durations.
+// quantiles of many durations, and their mean.
 type quantiles struct {
-	p50, p90, p99 time.Duration
+	mean, p50, p90, p99 time.Duration
 }
 
 // read returns the numbers as they are now.
@@ -91,7 +91,11 @@ func (d durations) quantiles() quantiles {
 		}
 		return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 	}
-	return quantiles{at(.50), at(.90), at(.99)}
+	var total time.Duration
+	for _, v := range sorted {
+		total += v
+	}
+	return quantiles{total / time.Duration(max(1, len(sorted))), at(.50), at(.90), at(.99)}
 }
 
 // stopwatch collects how long something took.
@@ -124,5 +128,5 @@ func share(part, whole int) float64 {
 // scaled is the same in another time.
 func (q quantiles) scaled(by float64) quantiles {
 	f := func(d time.Duration) time.Duration { return time.Duration(float64(d) * by) }
-	return quantiles{f(q.p50), f(q.p90), f(q.p99)}
+	return quantiles{f(q.mean), f(q.p50), f(q.p90), f(q.p99)}
 }

@@ -10,7 +10,7 @@ func samplePicture(members int) picture {
 	p := picture{title: "two fleets", at: 15 * time.Second, of: 60 * time.Second, note: "a note"}
 	for _, name := range []string{"round-robin", "kvscout"} {
 		f := fleetPicture{name: name, sum: sum{sent: 1200, done: 1100, open: 100, prompt: 1000, cached: 250, error: 3},
-			ttft: quantiles{300 * time.Millisecond, 12 * time.Second, 120 * time.Second}}
+			ttft: quantiles{400 * time.Millisecond, 300 * time.Millisecond, 12 * time.Second, 120 * time.Second}}
 		for range members {
 			f.members = append(f.members, memberPicture{name: "7", cached: 0.55, used: 0.9, running: 12, waiting: 3, hitRate: 0.25, trust: "APPROXIMATE"})
 		}

@@ -53,6 +53,7 @@ func newEngine(rec *recording.Recording) (*engine, error) {
 	mux.HandleFunc("GET /v1/models", e.models)
 	mux.HandleFunc("GET /kv_event_sources", e.sources)
 	mux.HandleFunc("GET /metrics", e.page)
+	mux.HandleFunc("GET /server_info", e.config)
 	e.server = &http.Server{Handler: e.alive(mux)}
 	go func() { _ = e.server.Serve(listener) }()
 	return e, nil
@@ -103,6 +104,26 @@ func (e *engine) page(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4")
 	fmt.Fprint(w, e.metrics)
 }
+
+// config says what a recording tells of the engine's configuration, as an
+// engine in development mode does.
+func (e *engine) config(w http.ResponseWriter, _ *http.Request) {
+	model, config := map[string]any{}, map[string]any{}
+	config["model_config"] = model
+	if chunk := e.rec.Meta.Rule.Chunk; chunk > 0 {
+		model["hf_config"] = fmt.Sprintf("Config {\n  \"attention_chunk_size\": %d\n}", chunk)
+	}
+	method := speculative.FindStringSubmatch(e.rec.Meta.Args + e.rec.Meta.Options)
+	switch {
+	case method != nil:
+		config["speculative_config"] = map[string]any{"method": method[1]}
+	case len(e.rec.Meta.Rule.Drops) > 0:
+		config["speculative_config"] = map[string]any{"method": "eagle"}
+	}
+	reply(w, map[string]any{"vllm_config": config})
+}
+
+var speculative = regexp.MustCompile(`"method":\s*"([a-z0-9_]+)"`)
 
 func reply(w http.ResponseWriter, answer any) {
 	w.Header().Set("Content-Type", "application/json")

@@ -3,11 +3,13 @@
 // scheduler promises for each isolated request with what the engine counted.
 //
 // One line a file, the totals last; exit code 1 when anything was promised that
-// the engine did not have, 2 when a recording could not be played.
+// the engine did not have, or fewer requests were exact than are expected; 2
+// when a recording could not be played.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -23,8 +25,9 @@ import (
 
 func main() {
 	verbose := flag.Bool("v", false, "print every request that was not exact")
+	expect := flag.String("expect", "", "`file` with the least number of exact requests by recording, in JSON")
 	flag.Usage = func() {
-		fmt.Fprintf(os.Stderr, "usage: exactness [-v] FILE...\n\nPlays recordings of real engines (JSON lines, plain or .gz) and checks the promised cached tokens.\n\n")
+		fmt.Fprintf(os.Stderr, "usage: exactness [-v] [-expect FILE] FILE...\n\nPlays recordings of real engines (JSON lines, plain or .gz) and checks the promised cached tokens.\n\n")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -32,13 +35,33 @@ func main() {
 		flag.Usage()
 		os.Exit(2)
 	}
+	least, err := readExpected(*expect)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "exactness: -expect: %v\n", err)
+		os.Exit(2)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, flag.Args(), *verbose)
+	code := run(ctx, flag.Args(), *verbose, least)
 	stop()
 	os.Exit(code)
 }
 
-func run(ctx context.Context, files []string, verbose bool) (code int) {
+func readExpected(file string) (map[string]int, error) {
+	if file == "" {
+		return nil, nil
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var least map[string]int
+	if err := json.Unmarshal(data, &least); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return least, nil
+}
+
+func run(ctx context.Context, files []string, verbose bool, least map[string]int) (code int) {
 	var total tally
 	for _, file := range files {
 		t, err := playFile(ctx, file, verbose)
@@ -51,6 +74,10 @@ func run(ctx context.Context, files []string, verbose bool) (code int) {
 			continue
 		}
 		fmt.Printf("%s %s\n", nameOf(file), &t)
+		if n := least[nameOf(file)]; t.Exact < n {
+			fmt.Printf("  fewer are exact than the %d expected\n", n)
+			code = max(code, 1)
+		}
 		total.add(t)
 	}
 	fmt.Printf("total %s\n", &total)

@@ -138,9 +138,10 @@ func (p *player) settle(ctx context.Context) error {
 func (p *player) ask(ctx context.Context, q recording.Question, t *tally) error {
 	send := p.rec.Steps[q.Step].Send
 	request := &pb.Request{
-		Model:     p.rec.Meta.ServedName,
-		CacheSalt: send.Salt,
-		Prompt:    &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: send.Tokens}},
+		Model:            p.rec.Meta.ServedName,
+		CacheSalt:        send.Salt,
+		SkipsPrefixCache: send.SkipsCache,
+		Prompt:           &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: send.Tokens}},
 	}
 	if send.Adapter != "" {
 		request.Model = send.Adapter

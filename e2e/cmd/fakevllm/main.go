@@ -41,7 +41,7 @@ func run() error {
 	flag.IntVar(&cfg.MaxModelLen, "max-model-len", 0, "longest prompt and answer, 0 for what fits")
 	flag.IntVar(&cfg.MaxBatchedTokens, "max-num-batched-tokens", 8192, "tokens computed in a step")
 	flag.IntVar(&cfg.MaxSequences, "max-num-seqs", 256, "requests that run at once")
-	flag.BoolVar(&cfg.Preemption, "preemption", false, "admit by the first step's need and preempt when blocks run out")
+	flag.BoolVar(&cfg.Preemption, "preemption", false, "admit what its prompt fits and preempt when blocks run out")
 	flag.BoolVar(&cfg.PriorityScheduling, "priority", false, "serve by priority")
 	flag.IntVar(&cfg.StreamInterval, "stream-interval", 1, "tokens in a streamed chunk")
 	flag.BoolVar(&cfg.ScaleOut, "enable-scale-out", false, "enable the render endpoints")

@@ -12,7 +12,6 @@ import (
 	"math"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
@@ -27,8 +26,8 @@ own, so that it is a complete system; the agents connect to -nats-address then.
 On one machine it needs no flag at all:
 
   kvscout-scheduler
-  kvscout-agent -nats nats://127.0.0.1:4222
-  curl 127.0.0.1:9090/fleet
+  kvscout-agent -nats-url nats://127.0.0.1:4222
+  curl 127.0.0.1:9479/fleet
 
 Each flag has an environment variable of the same name (-nats-url:
 KVSCOUT_NATS_URL), and a line of that name in the file of -config (nats-url: ...).
@@ -58,9 +57,13 @@ func run(ctx context.Context, args []string, getenv func(string) string, again <
 	case errors.Is(err, flag.ErrHelp):
 		return 0
 	case err != nil:
-		fmt.Fprintf(stderr, "kvscout-scheduler: %v\nSee kvscout-scheduler -help.\n", err)
+		fmt.Fprintf(stderr, "kvscout-scheduler: %v\n", err)
 		return 2
 	}
+	for _, text := range told.unknown {
+		told.Log.Warn("environment", "problem", text)
+	}
+	settings.Start(told.Log, "kvscout-scheduler", told.Settings())
 	limitMemory(told.Config, memlimit.FromCgroup)
 	s, err := scheduler.New(told.Config)
 	if err == nil {
@@ -122,13 +125,15 @@ type told struct {
 	file   string // of settings; may be empty
 	level  slog.LevelVar
 	format string
+	// unknown says of variables that begin like settings that they are none.
+	unknown []string
 }
 
 // parse reads file, environment and flags. What was asked for instead of a run
 // (help, version) it writes to stdout, and returns flag.ErrHelp.
 func parse(args []string, getenv func(string) string, stdout, stderr io.Writer) (*told, error) {
 	t := &told{Config: scheduler.Defaults(), format: "text"}
-	t.Version = version()
+	t.Version, _ = settings.Build()
 
 	fs := flag.NewFlagSet("kvscout-scheduler", flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // errors are reported once, by run
@@ -151,8 +156,9 @@ func parse(args []string, getenv func(string) string, stdout, stderr io.Writer) 
 		return nil, flag.ErrHelp
 	}
 	if fs.NArg() > 0 {
-		return nil, fmt.Errorf("unexpected argument %q", fs.Arg(0))
+		return nil, fmt.Errorf("there is no argument %q; flags begin with -, and -help lists them", fs.Arg(0))
 	}
+	t.unknown = settings.Unknown(fs, os.Environ(), "version")
 	options := &slog.HandlerOptions{Level: &t.level}
 	switch t.format {
 	case "text":
@@ -160,14 +166,8 @@ func parse(args []string, getenv func(string) string, stdout, stderr io.Writer) 
 	case "json":
 		t.Log = slog.New(slog.NewJSONHandler(stderr, options))
 	default:
-		return nil, fmt.Errorf("-log-format: %q is neither text nor json", t.format)
+		return nil, settings.Wrong(fs, "log-format", "%q is neither text nor json", t.format)
 	}
+	t.Told = []settings.Setting{{Name: settings.FileFlag, Value: t.file}, {Name: "log-level", Value: t.level.Level().String()}, {Name: "log-format", Value: t.format}}
 	return t, t.Validate()
-}
-
-func version() string {
-	if info, ok := debug.ReadBuildInfo(); ok {
-		return info.Main.Version
-	}
-	return "unknown"
 }

@@ -73,6 +73,7 @@ func TestWrongUsage(t *testing.T) {
 		want string
 	}{
 		"unknown flag":  {[]string{"-x"}, env(), "-x"},
+		"like a flag":   {[]string{"-polciy", "x"}, env(), "did you mean -policy?"},
 		"argument":      {[]string{"x"}, env(), `"x"`},
 		"environment":   {nil, env("KVSCOUT_GRACE", "soon"), "KVSCOUT_GRACE"},
 		"size":          {[]string{"-index-memory", "1TB"}, env(), "1GiB"},
@@ -81,13 +82,28 @@ func TestWrongUsage(t *testing.T) {
 		"log format":    {[]string{"-log-format", "xml"}, env(), "xml"},
 		"policy":        {[]string{"-policy", "nope"}, env(), "nope"},
 		"log level":     {[]string{"-log-level", "loud"}, env(), "log-level"},
-		"plain beyond":  {[]string{"-grpc-address", "0.0.0.0:1"}, env(), "Insecure"},
-		"configuration": {[]string{"-pool", "a.b", "-grpc-address", "x"}, env(), "GRPCAddress"},
+		"plain beyond":  {[]string{"-grpc-address", "0.0.0.0:1"}, env(), "-insecure"},
+		"configuration": {[]string{"-pool", "a.b", "-grpc-address", "x"}, env(), "-grpc-address"},
 	} {
 		var out bytes.Buffer
 		if code := run(t.Context(), tc.args, tc.env, nil, io.Discard, &out); code != 2 || !strings.Contains(out.String(), tc.want) {
 			t.Errorf("%s: exit %d, %s", name, code, out.String())
 		}
+		// A line for each setting that is wrong, and nothing else.
+		if lines := strings.Count(out.String(), "\n"); lines != 1 && (name != "configuration" || lines != 2) {
+			t.Errorf("%s: %d lines\n%s", name, lines, out.String())
+		}
+	}
+}
+
+func TestUnknownVariablesAreWarnedOf(t *testing.T) {
+	t.Setenv("KVSCOUT_POLCIY", "x")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	free := []string{"-admin-address", "127.0.0.1:0", "-nats-address", "127.0.0.1:0", "-grpc-address", "127.0.0.1:0"}
+	var out bytes.Buffer
+	if code := run(ctx, free, env(), nil, io.Discard, &out); code != 0 || !strings.Contains(out.String(), "did you mean KVSCOUT_POLICY?") || strings.Count(out.String(), "POLCIY") != 1 {
+		t.Errorf("exit %d, %s", code, out.String())
 	}
 }
 
@@ -162,8 +178,11 @@ func TestFileIsFollowed(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan int, 1)
 	go func() { done <- run(ctx, []string{"-config", file}, env(), again, io.Discard, w) }()
-	if line := wait("msg=configuration"); !strings.Contains(line, "policy=random") || !strings.Contains(line, "engine-api-key=REDACTED") {
-		t.Error(line)
+	line := wait("")
+	for _, want := range []string{`msg="kvscout-scheduler starts"`, "version=", "commit=", "policy=random", "engine-api-key=REDACTED", "log-level=", "config="} {
+		if !strings.Contains(line, want) {
+			t.Errorf("the first line lacks %q: %s", want, line)
+		}
 	}
 	admin := regexp.MustCompile(`admin=(\S+)`).FindStringSubmatch(wait("scheduler started"))[1]
 	config := func() string {
@@ -182,8 +201,13 @@ func TestFileIsFollowed(t *testing.T) {
 	}
 
 	write(fixed + "policy: least-requests\ncall-timeout: 7s\nlog-level: debug\n")
+	for line, want := wait("settings changed"), []string{"policy.old=random", "policy.new=least-requests", "call-timeout.new=7s", "log-level.old=INFO", "log-level.new=DEBUG"}; len(want) > 0; want = want[1:] {
+		if !strings.Contains(line, want[0]) {
+			t.Errorf("the change lacks %q: %s", want[0], line)
+		}
+	}
 	wait("configuration read again")
-	if text := config(); !strings.Contains(text, "policy: least-requests\n") || !strings.Contains(text, "call-timeout: 7s\n") || strings.Contains(text, "hush") {
+	if text := config(); !strings.Contains(text, "log-level: DEBUG\n") || !strings.Contains(text, "policy: least-requests\n") || !strings.Contains(text, "call-timeout: 7s\n") || strings.Contains(text, "hush") {
 		t.Errorf("in force:\n%s", text)
 	}
 	write(fixed + "policy: round-robin\npool: other\n")

@@ -142,6 +142,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	fs.StringVar(&o.trace, "trace", "", "`file` with a recorded workload: Mooncake or Qwen-Bailian JSON lines, or Azure CSV; may be gzipped")
 	fs.StringVar(&o.generator, "arrivals", "", "`spec` of a generated workload in place of a trace: a name, then what differs from its defaults,\nas shared:groups=150,qps=20,seconds=60; there are\n"+strings.Join(arrival.Generators(), "\n"))
 	fs.Float64Var(&o.arrival.Speed, "speed", 1, "`factor` by which a trace is played faster")
+	fs.DurationVar(&o.arrival.First, "first", 0, "`time` of the run after which a trace is cut off; 0: never")
 	fs.IntVar(&o.arrival.BlockSize, "block-size", 0, "`tokens` a block; 0: 512 for a trace, as public ones have, else 16")
 	fs.StringVar(&o.policies, "policies", "least-tokens,default,oracle", "`names` of policies, with commas between")
 	fs.IntVar(&o.Pods, "pods", o.Pods, "`number` of pods")
@@ -178,9 +179,9 @@ func parse(args []string, stdout io.Writer) (options, error) {
 		return err
 	})
 	fs.BoolVar(&o.ReportOutputs, "report-outputs", false, "the scheduler is told how many tokens came out, and learns how long outputs are")
-	fs.IntVar(&o.Line.Queue.Length, "queue", 0, "`number` of requests that may wait for room; 0: none waits")
-	fs.DurationVar(&o.Line.Wait, "queue-wait", time.Minute, "longest `time` that a request waits")
-	fs.Float64Var(&o.Line.BudgetMS, "queue-budget", 1000, "`ms` of prefill that a pod may have before requests wait for it")
+	fs.IntVar(&o.Queue.Length, "queue", 0, "`number` of requests that may wait for room; 0: none waits")
+	fs.DurationVar(&o.Queue.Wait, "queue-wait", time.Minute, "longest `time` that a request waits")
+	fs.Float64Var(&o.Queue.BudgetMS, "queue-budget", 1000, "`ms` of prefill that a pod may have before requests wait for it")
 	fs.Func("targets", "`ms` that all requests are to keep, as ttft=500,tpot=50,tpat=10,e2e=9000; any of them", func(text string) (err error) {
 		o.Targets, err = targets(text)
 		return err

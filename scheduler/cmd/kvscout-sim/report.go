@@ -183,7 +183,7 @@ func (o *reporting) read(c report.Cell) (arrival.Workload, error) {
 	if c.Trace == "" {
 		return arrival.Generate(c.Arrivals, arrival.Options{BlockSize: c.BlockSize})
 	}
-	return readTrace(filepath.Join(o.traces, c.Trace), arrival.Options{BlockSize: c.BlockSize, Speed: c.Speed})
+	return readTrace(filepath.Join(o.traces, c.Trace), arrival.Options{BlockSize: c.BlockSize, Speed: c.Speed, First: c.First})
 }
 
 func (o *reporting) file(cell string) string { return filepath.Join(o.out, "routing", cell+".json") }

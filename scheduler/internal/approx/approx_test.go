@@ -228,7 +228,8 @@ func TestKeysThatContradictEachOther(t *testing.T) {
 }
 
 func history(m *Mirror, id index.Member, blocks int, now time.Time) (h History) {
-	m.Histories(now, func(index.Member) int { return blocks }, func(i index.Member, of History) {
+	m.Expire(now)
+	m.Histories(func(index.Member) int { return blocks }, func(i index.Member, of History) {
 		if i == id {
 			h = of
 		}

@@ -139,11 +139,10 @@ func (x *Mirror) Owners(keys []blockkey.Key, dst []index.Member) (owners []index
 
 // Histories calls each with the history of every member that is followed;
 // blocks(member) tells how many it would have to take in. Neither may call the
-// Mirror.
-func (x *Mirror) Histories(now time.Time, blocks func(index.Member) int, each func(index.Member, History)) {
+// Mirror. Prompts leave the window by Add and Expire alone.
+func (x *Mirror) Histories(blocks func(index.Member) int, each func(index.Member, History)) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.expireLocked(now)
 	for id, m := range x.members {
 		h := History{Lately: positive(m.lately)}
 		need := m.held + blocks(id) - x.shareOf(m)

@@ -1,10 +1,6 @@
 package fleet
 
-import (
-	"container/heap"
-	"hash/maphash"
-	"time"
-)
+import "time"
 
 const (
 	// overdue is how often the predicted time to the first token a
@@ -14,9 +10,15 @@ const (
 	longestPrefill = 2 * time.Minute
 	// longestDecision bounds the life of a decision after its last report.
 	longestDecision = 10 * time.Minute
+	// silence is how many reservations run out in a row until nobody is believed
+	// to report, as nobody is before the first report.
+	silence = 32
 )
 
-// Decision is the number of one decision; never 0.
+// Decision is the number of one decision; never 0. Who knows it may report, so
+// it cannot be guessed: the numbers of a fleet are a stream of a strong random
+// generator, and those of all schedulers and of all their lives differ but for
+// a chance of 2^-64 a pair.
 type Decision uint64
 
 // Choice is what a decision charges to a member.
@@ -29,7 +31,8 @@ type Choice struct {
 	// Uncached tokens to compute, and how long that takes.
 	Uncached  uint64
 	PrefillMS float64
-	// FirstTokenMS is the predicted time to the first token, wait included.
+	// FirstTokenMS is the predicted time to the first token, wait included. It
+	// bounds the steps after which the engine's gauges have the request.
 	FirstTokenMS float64
 	// Cached is the number of prompt tokens predicted as cached.
 	Cached uint64
@@ -46,6 +49,14 @@ type Choice struct {
 	Decode *Member
 	// Asked comes back with the reports.
 	Asked Asked
+}
+
+// SessionMark is what the session or the conversation is recognised by; 0: none.
+func (c *Choice) SessionMark() uint64 {
+	if c.Session != "" {
+		return SessionMark(c.Session)
+	}
+	return c.Mark
 }
 
 // Asked is what a request was, for whoever learns from its end.
@@ -100,11 +111,14 @@ type decision struct {
 	id         Decision
 	slot       *slot
 	phase      phase
-	seen       bool // by the member's load sample
-	counted    bool // the engine's counts were reported
-	moved      bool // another member than the chosen one served it
-	lost       bool // who served it is none of ours
-	at, turn   time.Time
+	seen       bool      // by the member's load sample; the ledger's
+	counted    bool      // the engine's counts were reported
+	guessed    bool      // its prefill ends at the predicted time
+	moved      bool      // another member than the chosen one served it
+	lost       bool      // who served it is none of ours
+	at         time.Time // of the decision
+	from       time.Time // a load sample of this time or later has seen it
+	turn       time.Time // since when it is the first that is not computed
 	tokens     uint64
 	prefillMS  float64
 	cached     uint64
@@ -121,37 +135,6 @@ type decision struct {
 // charges tells whether the decision is in its member's ledger.
 func (d *decision) charges() bool { return d.phase != silent }
 
-// decisions are all that can still be reported.
-type decisions struct {
-	upper   Decision
-	counter uint64
-	byID    map[Decision]*decision
-	due     deadlines
-}
-
-func newDecisions(instance uint32) decisions {
-	return decisions{upper: Decision(instance) << 40, byID: make(map[Decision]*decision)}
-}
-
-func (o *decisions) add(d *decision) {
-	if d.id == 0 {
-		o.counter++
-		d.id = o.upper | Decision(o.counter&(1<<40-1))
-	}
-	o.byID[d.id] = d
-	heap.Push(&o.due, d)
-}
-
-func (o *decisions) drop(d *decision) {
-	delete(o.byID, d.id)
-	heap.Remove(&o.due, d.index)
-}
-
-func (o *decisions) postpone(d *decision, deadline time.Time) {
-	d.deadline = deadline
-	heap.Fix(&o.due, d.index)
-}
-
 // dropMemberLocked forgets all decisions on a member.
 func (f *Fleet) dropMemberLocked(s *slot) {
 	for _, d := range f.open.byID {
@@ -167,7 +150,7 @@ func (f *Fleet) dropMemberLocked(s *slot) {
 			}
 		}
 	}
-	s.ledger = ledger{sum: Reserved{Last: s.ledger.sum.Last}}
+	s.ledger = ledger{sampled: s.ledger.sampled, sum: Reserved{Last: s.ledger.sum.Last}}
 	f.publishLocked(s, time.Time{})
 }
 
@@ -197,6 +180,14 @@ func (f *Fleet) Decide(session string, now time.Time, choose func(last ID, known
 	return f.chargeLocked(s, c, 0, now, now).id, true
 }
 
+// Look calls choose as Decide does, and changes nothing, whatever it says.
+func (f *Fleet) Look(session string, choose func(last ID, known bool, reserved []Reserved) (Choice, bool)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	last, known := f.sessions.last(session)
+	choose(last, known, f.sums)
+}
+
 // Adopt charges what another scheduler decided at a time, under its number. It
 // returns false if the member is not there, or is another process by now than
 // that of the epoch, or the decision is known.
@@ -219,13 +210,14 @@ func (f *Fleet) Adopt(id Decision, name string, epoch uint64, decode string, c C
 // chargeLocked opens a decision of a time; without a number it gets one.
 func (f *Fleet) chargeLocked(s *slot, c Choice, id Decision, at, now time.Time) *decision {
 	for len(f.open.byID) >= f.cfg.MaxDecisions {
-		f.endLocked(f.open.due[0], now, false)
+		f.endLocked(f.open.least(), now, false)
 		f.stats.Evicted++
 	}
 	d := &decision{
 		id:        id,
 		slot:      s,
 		at:        at,
+		from:      at.Add(f.cfg.lag(c.FirstTokenMS)),
 		tokens:    c.Uncached,
 		prefillMS: finite(c.PrefillMS),
 		cached:    c.Cached,
@@ -241,14 +233,12 @@ func (f *Fleet) chargeLocked(s *slot, c Choice, id Decision, at, now time.Time) 
 	if ms := finite(c.EndMS); ms > 0 {
 		d.end = at.Add(min(time.Duration(min(ms, 1e9)*float64(time.Millisecond)), longestDecision))
 	}
-	switch {
-	case c.Session != "":
-		d.session = maphash.String(f.sessions.seed, c.Session)
-	case c.Mark != 0:
-		d.session = f.sessions.hash(c.Mark)
+	if f.unheard >= silence {
+		d.guess(c.FirstTokenMS)
 	}
-	if d.session != 0 {
-		f.sessions.setHash(d.session, s.member.ID)
+	if mark := c.SessionMark(); mark != 0 {
+		d.session = f.sessions.hash(mark)
+		f.sessions.setHash(d.session, s.member.ID, at)
 	}
 	f.open.add(d)
 	s.ledger.add(d)
@@ -263,19 +253,37 @@ func (f *Fleet) chargeLocked(s *slot, c Choice, id Decision, at, now time.Time) 
 	s.breaker.charged(now)
 	f.publishBreakerLocked(s)
 	if c.Decode != nil && c.Decode.ID != s.member.ID {
-		f.pairLocked(d, c.Decode, at, now)
+		f.pairLocked(d, &c, now)
 	}
 	return d
 }
 
-// pairLocked charges a slot to the member that decodes. One that left
-// meanwhile is not charged: the caller hears of it from its engine.
-func (f *Fleet) pairLocked(d *decision, m *Member, at, now time.Time) {
-	s := f.slotLocked(m.ID)
-	if s == nil || s.member.account != m.account {
+// guess lets the prefill end at the predicted time, and leaves the slot charged
+// for as long as it was to be. Where nobody reports, a member is so charged what
+// it has left to compute. To wait for a report that does not come charges it for
+// longer than it takes, and ever longer: each request is predicted to wait for
+// those before it, and is believed the longer for that.
+func (d *decision) guess(firstTokenMS float64) {
+	d.guessed = true
+	if d.end.IsZero() {
+		d.end = d.deadline
+	}
+	due := d.at.Add(time.Duration(min(finite(firstTokenMS), float64(longestPrefill/time.Millisecond)) * float64(time.Millisecond)))
+	if due.Before(d.deadline) {
+		d.deadline = due
+	}
+}
+
+// pairLocked charges a slot to the member that decodes, which gets the request
+// when it is prefilled. One that left meanwhile is not charged: the caller hears
+// of it from its engine.
+func (f *Fleet) pairLocked(d *decision, c *Choice, now time.Time) {
+	s := f.slotLocked(c.Decode.ID)
+	if s == nil || s.member.account != c.Decode.account {
 		return
 	}
-	d.mate = &decision{slot: s, phase: decoding, at: at, end: d.end, deadline: at.Add(longestDecision)}
+	prefilled := time.Duration(min(finite(c.FirstTokenMS), float64(longestPrefill/time.Millisecond)) * float64(time.Millisecond))
+	d.mate = &decision{slot: s, phase: decoding, at: d.at, from: d.from.Add(prefilled), end: d.end, deadline: d.at.Add(longestDecision)}
 	if !d.end.IsZero() {
 		d.mate.deadline = d.end
 	}
@@ -309,6 +317,7 @@ func (f *Fleet) Report(r Report, now time.Time) (Asked, bool) {
 	if !ok {
 		return Asked{}, false
 	}
+	f.unheard = 0
 	f.moveLocked(d, r.Member, now)
 	if r.Counts && !d.counted {
 		d.counted = true
@@ -317,7 +326,8 @@ func (f *Fleet) Report(r Report, now time.Time) (Asked, bool) {
 	f.judgeLocked(d, r.Outcome, now)
 	switch r.Outcome {
 	case FirstToken:
-		if d.phase == prefilling {
+		if d.charges() {
+			d.slot.ledger.begun(d, now)
 			d.slot.ledger.computed(d)
 			f.publishLocked(d.slot, now)
 		}
@@ -325,10 +335,14 @@ func (f *Fleet) Report(r Report, now time.Time) (Asked, bool) {
 			// The member that prefilled is done, the one that decodes goes on.
 			d.slot.ledger.remove(d, true)
 			f.publishLocked(d.slot, now)
-			d.phase = silent
+			f.open.silence(d, d.deadline)
 		}
 		f.open.postpone(d, now.Add(longestDecision))
 		if d.mate != nil && f.open.byID[d.mate.id] == d.mate {
+			if d.mate.charges() {
+				d.mate.slot.ledger.begun(d.mate, now)
+				f.publishLocked(d.mate.slot, now)
+			}
 			f.open.postpone(d.mate, now.Add(longestDecision))
 		}
 	case Finished, Failed, Cancelled:
@@ -372,12 +386,12 @@ func (f *Fleet) moveLocked(d *decision, name string, now time.Time) {
 	to, ok := f.names[name]
 	d.lost = !ok
 	if !ok {
-		d.phase = silent
+		f.open.silence(d, d.deadline)
 		return
 	}
 	d.slot, d.phase, d.turn = to, was, time.Time{}
 	if d.session != 0 {
-		f.sessions.setHash(d.session, to.member.ID)
+		f.sessions.setHash(d.session, to.member.ID, now)
 	}
 	if d.charges() {
 		to.ledger.add(d)
@@ -418,19 +432,23 @@ func (f *Fleet) endLocked(d *decision, now time.Time, ended bool) {
 // quietLocked takes the charge off a decision and keeps it for a late report.
 func (f *Fleet) quietLocked(d *decision) {
 	d.slot.ledger.remove(d, false)
-	d.phase = silent
-	f.open.postpone(d, d.at.Add(longestDecision))
+	f.open.silence(d, d.at.Add(longestDecision))
 }
 
 // expireLocked ends what was not reported in time.
 func (f *Fleet) expireLocked(now time.Time) {
-	for len(f.open.due) > 0 && !f.open.due[0].deadline.After(now) {
-		d := f.open.due[0]
+	for d := f.open.overdue(now); d != nil; d = f.open.overdue(now) {
+		if d.phase == decoding && d.guessed {
+			f.quietLocked(d)
+			f.publishLocked(d.slot, now)
+			continue
+		}
 		if d.phase != prefilling {
 			f.endLocked(d, now, false)
 			continue
 		}
 		f.stats.Expired++
+		f.unheard++
 		if d.mate == nil && d.end.After(now) {
 			d.slot.ledger.computed(d)
 			f.open.postpone(d, d.end)
@@ -445,33 +463,11 @@ func (f *Fleet) expireLocked(now time.Time) {
 // among its gauges, and there can be no more of them than these say. The
 // oldest of those beyond have ended without a report.
 func (f *Fleet) sampleLocked(s *slot, l *Load, now time.Time) {
-	seen := s.ledger.settle(l.At.Add(-f.cfg.Settle))
+	s.ledger.settle(l.At)
 	if l.Running >= 0 && l.Waiting >= 0 {
-		for ; seen > l.Running+l.Waiting; seen-- {
-			f.quietLocked(s.ledger.first)
+		for s.ledger.seen() > l.Running+l.Waiting {
+			f.quietLocked(s.ledger.oldestSeen())
 		}
 	}
 	f.publishLocked(s, now)
-}
-
-// deadlines is a heap, the earliest first.
-type deadlines []*decision
-
-func (h deadlines) Len() int           { return len(h) }
-func (h deadlines) Less(i, j int) bool { return h[i].deadline.Before(h[j].deadline) }
-func (h deadlines) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i, j
-}
-func (h *deadlines) Push(x any) {
-	d := x.(*decision)
-	d.index = len(*h)
-	*h = append(*h, d)
-}
-func (h *deadlines) Pop() any {
-	old := *h
-	d := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h = old[:len(old)-1]
-	return d
 }

@@ -33,6 +33,7 @@ func TestOthersAreExpectedToDecideAlike(t *testing.T) {
 
 func TestExpectationsEndWithTheFlight(t *testing.T) {
 	f, ids := fleetOf(t, Config{}, 1)
+	f.unheard = 0 // somebody reports
 	f.SetOthers(1)
 	decide(t, f, ids[0], "", t0)
 	if r := reserved(f, ids[0]).Expected(after(flight), &Reserved{}); r.Tokens != 1000 || r.Open != 1 {
@@ -46,7 +47,7 @@ func TestExpectationsEndWithTheFlight(t *testing.T) {
 }
 
 func TestAdoptedDecisionsEndLikeOwnOnes(t *testing.T) {
-	f, ids := fleetOf(t, Config{Instance: 1}, 2)
+	f, ids := fleetOf(t, Config{Seed: [32]byte{1}}, 2)
 	for _, id := range ids {
 		f.SetPicture(id, Picture{Trust: Exact, Epoch: 7})
 	}

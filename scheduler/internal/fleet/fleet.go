@@ -31,24 +31,24 @@ type ID uint32
 type Config struct {
 	// MaxMembers at a time; 4096.
 	MaxMembers int
-	// MaxDecisions remembered at a time; 65536. At the bound the decision
-	// that would expire first goes.
+	// MaxDecisions remembered at a time; 65536. At the bound the one goes that
+	// would expire first, of those that charge nobody as long as there are any.
 	MaxDecisions int
 	// MaxSessions remembered at a time; 65536. At the bound the longest
 	// unused goes.
 	MaxSessions int
-	// Silence is how long a member may be silent and still be chosen while
-	// others are heard; 3 s.
+	// Silence is how long a member may be silent and still be chosen while the
+	// wire is alive; 3 s.
 	Silence time.Duration
 	// Grace is how long a silent member is remembered; 30 s.
 	Grace time.Duration
-	// Settle is the time that a request needs from the decision to the
-	// engine's gauges: a sample has seen the reservations that are older than
-	// it by at least Settle; 200 ms.
+	// Settle is the time that a request needs from the decision to an engine and
+	// from there to the gauges where nothing is to be computed before; 200 ms.
 	Settle time.Duration
-	// Instance goes into the upper bits of decision ids, so that the ids of
-	// two schedulers do not meet.
-	Instance uint32
+	// Seed of the decisions' numbers. It must be a secret that no other
+	// scheduler has, nor this one in another life; zero: as good as none, for
+	// whoever plays the same again.
+	Seed [32]byte
 }
 
 func (c Config) withDefaults() Config {
@@ -81,6 +81,8 @@ type Fleet struct {
 	stale atomic.Bool
 	// failing is how many members have a record of failures.
 	failing atomic.Int32
+	// cut says that the link to the members is lost.
+	cut atomic.Bool
 
 	mu       sync.Mutex // guards what follows
 	slots    []*slot    // by ID, nil where free
@@ -91,10 +93,11 @@ type Fleet struct {
 	sums     []Reserved // of the ledgers, by ID
 	origin   time.Time  // of View.Since; the first sign of life
 	roster   *roster    // who serves what; nil after a change
-	newest   time.Time
-	resumed  time.Time // when the first was heard after all had been silent
-	others   int       // schedulers besides this one
+	newest   time.Time  // last sign of life of the wire
+	resumed  time.Time  // when there was one again after a time without
+	others   int        // schedulers besides this one
 	open     decisions
+	unheard  int // reservations that ran out since the last report
 	sessions sessions
 	stats    Stats
 }
@@ -147,10 +150,11 @@ func New(cfg Config) *Fleet {
 	f := &Fleet{
 		cfg:      cfg,
 		names:    make(map[string]*slot),
-		open:     newDecisions(cfg.Instance),
+		open:     newDecisions(cfg.Seed),
+		unheard:  silence,
 		sessions: newSessions(cfg.MaxSessions),
 	}
-	f.view.Store(&View{cfg: &f.cfg, roster: &roster{}})
+	f.view.Store(&View{cfg: &f.cfg, roster: &roster{}, failing: &f.failing, cut: &f.cut})
 	return f
 }
 
@@ -262,8 +266,8 @@ func (f *Fleet) Leave(id ID) {
 
 // Sweep lets reservations run out and returns the members that were silent
 // for longer than the grace period, for the caller to forget and then Leave.
-// If nobody at all was heard for the time of silence, the wire is gone and
-// not the engines: nobody is to be forgotten.
+// If nothing at all was heard for the time of silence, neither a member nor by
+// Answered, the wire is gone and not the engines: nobody is to be forgotten.
 func (f *Fleet) Sweep(now time.Time) (forget []ID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -297,9 +301,9 @@ func (f *Fleet) slotLocked(id ID) *slot {
 	return f.slots[id]
 }
 
-// heardLocked notes a sign of life. After a time in which all were silent,
-// everybody's silence counts from the first sign on: otherwise that first
-// member alone would be chosen.
+// heardLocked notes a sign of life of the wire. After a time without any,
+// everybody's silence counts from the first on: otherwise the first member that
+// is heard would be the only one to be chosen.
 func (f *Fleet) heardLocked(now time.Time) {
 	if !f.newest.IsZero() && now.Sub(f.newest) > f.cfg.Silence {
 		f.resumed = now

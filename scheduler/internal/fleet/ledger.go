@@ -75,20 +75,57 @@ func newAccount() *account {
 	return a
 }
 
-// ledger lists the decisions that charge a member, oldest first.
+// ledger lists the decisions that charge a member in the order in which they
+// were made, which need not be the order in which they come: those of other
+// schedulers come late, and so does one that another member served than was
+// charged.
+//
+// The load sample at hand has seen a decision, if and only if it is of
+// decision.from or later. What it has seen is among its gauges, what it has not
+// is counted besides, so each request counts once.
 type ledger struct {
 	first, last *decision
+	sampled     time.Time // the load sample at hand; zero: none
 	sum         Reserved
 }
 
+// longestStep of an engine in ms: a step computes so many tokens of prompts at
+// most, 8,192 as a rule.
+const longestStep = 1000
+
+// lag is how long after a decision a load sample surely has its request.
+//
+// An engine takes requests up between two steps and counts those that it has at
+// the end of each, so that its gauges show a request at the end of the first step
+// that begins after the request has come: up to two steps later, and a sample
+// says how things stood at the end of the last step before it. Decoding takes
+// milliseconds a step, which Settle covers; a step that computes prompts takes as
+// long as they do. None that this request waits for, its own among them, is
+// longer than the time that is predicted to its first token.
+//
+// Taken too short, the gauges seem to say that somebody has ended, and a charge
+// is dropped for good; taken too long, a request counts twice until the next
+// sample. So this is the latest, unless a report says that it was sooner.
+func (c *Config) lag(firstTokenMS float64) time.Duration {
+	return c.Settle + time.Duration(2*min(finite(firstTokenMS), longestStep)*float64(time.Millisecond))
+}
+
 func (l *ledger) add(d *decision) {
-	d.prev, d.next = l.last, nil
-	if l.last == nil {
-		l.first = d
-	} else {
-		l.last.next = d
+	before := l.last
+	for before != nil && before.at.After(d.at) {
+		before = before.prev
 	}
-	l.last = d
+	d.prev = before
+	if before == nil {
+		d.next, l.first = l.first, d
+	} else {
+		d.next, before.next = before.next, d
+	}
+	if d.next == nil {
+		l.last = d
+	} else {
+		d.next.prev = d
+	}
 	l.sum.Open++
 	l.sum.Share += d.share
 	l.sum.Unseen++
@@ -96,6 +133,28 @@ func (l *ledger) add(d *decision) {
 		l.sum.Prefills++
 		l.sum.Tokens += d.tokens
 		l.sum.PrefillMS += d.prefillMS
+	}
+	l.look(d)
+}
+
+// look marks the decision if the sample at hand has seen it.
+func (l *ledger) look(d *decision) {
+	if d.seen || d.from.After(l.sampled) {
+		return
+	}
+	d.seen = true
+	l.sum.Unseen--
+	if d.phase == prefilling {
+		l.sum.PrefillsSeen++
+	}
+}
+
+// begun says that the engine has begun the request by now, so that samples from
+// here on have it.
+func (l *ledger) begun(d *decision, now time.Time) {
+	if d.from.After(now) {
+		d.from = now
+		l.look(d)
 	}
 }
 
@@ -145,20 +204,27 @@ func (l *ledger) computed(d *decision) {
 	}
 }
 
-// settle marks what a sample has seen and returns how many that are.
-func (l *ledger) settle(until time.Time) (seen int) {
-	for d := l.last; d != nil && !d.seen; d = d.prev {
-		if d.at.After(until) {
-			continue
-		}
-		d.seen = true
-		l.sum.Unseen--
-		if d.phase == prefilling {
-			l.sum.PrefillsSeen++
+// settle takes a sample of a time later than the last.
+func (l *ledger) settle(at time.Time) {
+	l.sampled, l.sum.Ended = at, 0
+	for d, left := l.last, l.sum.Unseen; left > 0; d = d.prev {
+		if !d.seen {
+			left--
+			l.look(d)
 		}
 	}
-	l.sum.Ended = 0
-	return l.sum.Open - l.sum.Unseen
+}
+
+// seen is how many decisions the sample at hand has seen.
+func (l *ledger) seen() int { return l.sum.Open - l.sum.Unseen }
+
+// oldestSeen of them; there must be one.
+func (l *ledger) oldestSeen() *decision {
+	d := l.first
+	for !d.seen {
+		d = d.next
+	}
+	return d
 }
 
 // publishLocked lets readers see the sums of a member. The request at its turn is

@@ -7,31 +7,23 @@ import (
 	"time"
 )
 
-// Trust is how far the picture of a member's cache can be believed.
-type Trust uint8
+// HitRule is what an engine makes of the blocks that it holds.
+type HitRule struct {
+	// Ends: a hit ends only where the index has an end. Otherwise anywhere.
+	Ends bool
+	// Dropped is the number of blocks, the last ones, that are left out of a hit.
+	// An end of the index is then the block that is dropped.
+	Dropped int
+	// DroppedToTheEnd: the dropped block may be the prompt's last one.
+	DroppedToTheEnd bool
+}
 
-const (
-	// Unknown: there is no picture.
-	Unknown Trust = iota
-	// Approximate: what is believed held is held to the best of knowledge;
-	// blocks may be missing.
-	Approximate
-	// Syncing: the picture is being rebuilt.
-	Syncing
-	// Exact: the picture equals what the engine announced.
-	Exact
-)
-
-func (t Trust) String() string {
-	switch t {
-	case Approximate:
-		return "APPROXIMATE"
-	case Syncing:
-		return "SYNCING"
-	case Exact:
-		return "EXACT"
+// Limit is how many leading blocks of a prompt a hit can stand on.
+func (r *HitRule) Limit(tokens, size int) int {
+	if r.Dropped > 0 && r.DroppedToTheEnd {
+		return tokens / size
 	}
-	return "UNKNOWN"
+	return (tokens - 1) / size // the last token is always computed
 }
 
 // Info is who a member is and what it serves.
@@ -120,18 +112,24 @@ type Load struct {
 	Unreachable      bool // the engine does not answer its agent
 }
 
-// Totals since the engine started; NaN: not known.
+// Totals since the engine started; NaN: not known. The engine counts each group
+// at a moment of its own.
 type Totals struct {
-	PromptTokens, CachedTokens, GenerationTokens           float64
+	// As a request begins.
+	PromptTokens, CachedTokens float64
+	// With every token.
+	GenerationTokens                   float64
+	InterTokenSeconds, InterTokenCount float64
+	// As a request ends.
 	PrefillSeconds, PrefillComputedTokens, PrefillRequests float64
-	InterTokenSeconds, InterTokenCount                     float64
 	QueueSeconds, QueueRequests                            float64
+	RequestPromptTokens, RequestGenerationTokens           float64
 }
 
 // NoTotals knows nothing.
 func NoTotals() Totals {
 	n := math.NaN()
-	return Totals{n, n, n, n, n, n, n, n, n, n}
+	return Totals{n, n, n, n, n, n, n, n, n, n, n, n}
 }
 
 func noLoad() Load {
@@ -155,6 +153,7 @@ func (l *Load) clean(now time.Time) Load {
 		&t.PromptTokens, &t.CachedTokens, &t.GenerationTokens,
 		&t.PrefillSeconds, &t.PrefillComputedTokens, &t.PrefillRequests,
 		&t.InterTokenSeconds, &t.InterTokenCount, &t.QueueSeconds, &t.QueueRequests,
+		&t.RequestPromptTokens, &t.RequestGenerationTokens,
 	} {
 		if !(*v >= 0 && *v <= math.MaxFloat64) {
 			*v = math.NaN()
@@ -170,7 +169,8 @@ type Picture struct {
 	Epoch, Sequence uint64
 	EngineBatches   uint64    // event batches that the picture stands on
 	Held            [3]uint64 // blocks by lane
-	Trace           string    // context of the span that the last change was sent in; may be empty
+	Rule            HitRule
+	Trace           string // context of the span that the last change was sent in; may be empty
 }
 
 // Member is what was known of a member when its View was made. All but

@@ -50,6 +50,42 @@ func TestFirstTokenFreesTokensAndKeepsTheSlot(t *testing.T) {
 	}
 }
 
+// Before anybody reports, and when nobody does any more, a prefill is over when
+// it was to be; the slot is kept, and a late report is still understood.
+func TestWithoutReportsAPrefillEndsWhenItWasTo(t *testing.T) {
+	f, ids := fleetOf(t, Config{}, 1)
+	now := t0
+	expect := func(prefills, open int) {
+		t.Helper()
+		f.Sweep(now)
+		if r := reserved(f, ids[0]); r.Prefills != prefills || r.Open != open || r.PrefillMS != 100*float64(prefills) {
+			t.Fatalf("%v later: %+v, want %d prefills of %d open", now.Sub(t0), r, prefills, open)
+		}
+	}
+	pass := func(d time.Duration) { now = now.Add(d) }
+
+	d := decide(t, f, ids[0], "", now)
+	pass(99 * time.Millisecond)
+	expect(1, 1)
+	pass(time.Millisecond)
+	expect(0, 1)
+	pass(time.Minute)
+	expect(0, 0)
+	if _, ok := f.Report(Report{Decision: d, Outcome: Finished}, now); !ok {
+		t.Fatal("a late report is not understood")
+	}
+	for range silence { // somebody reports: others are waited for
+		decide(t, f, ids[0], "", now)
+	}
+	pass(time.Second)
+	expect(silence, silence)
+	pass(time.Minute)
+	expect(0, 0)
+	decide(t, f, ids[0], "", now)
+	pass(100 * time.Millisecond)
+	expect(0, 1)
+}
+
 // A caller that crashed, or a lost report, must not leave load behind.
 func TestLostReportsLeaveNoLoad(t *testing.T) {
 	f, ids := fleetOf(t, Config{}, 1)
@@ -92,6 +128,7 @@ func TestNonsensePredictionsExpireToo(t *testing.T) {
 
 func TestSampleReplacesWhatItHasSeen(t *testing.T) {
 	f, ids := fleetOf(t, Config{Settle: 200 * time.Millisecond}, 1)
+	f.unheard = 0 // somebody reports
 	f.Heard(ids[0], Info{}, load(t0, 0, 0), t0)
 	requests := func() int { m := f.View().Member(ids[0]); return f.View().Seats[0].Requests(m.Reserved()) }
 	decide(t, f, ids[0], "", after(100*time.Millisecond))
@@ -308,8 +345,8 @@ func check(t *rapid.T, f *Fleet) {
 			t.Fatalf("member %s: published %+v, open %+v", s.member.Info.Name, got, w)
 		}
 	}
-	if len(f.open.byID) != len(f.open.due) {
-		t.Fatalf("%d decisions, %d deadlines", len(f.open.byID), len(f.open.due))
+	if len(f.open.byID) != len(f.open.live)+len(f.open.silent) {
+		t.Fatalf("%d decisions, %d and %d deadlines", len(f.open.byID), len(f.open.live), len(f.open.silent))
 	}
 }
 

@@ -1,10 +1,21 @@
 package fleet
 
-import "hash/maphash"
+import (
+	"hash/maphash"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// SessionMark is what a session is recognised by, the same at every scheduler.
+func SessionMark(name string) uint64 { return xxhash.Sum64String(name) }
 
 // sessions remembers the last member of each session, and of each conversation
-// without a name, the longest unused going first at the bound. It keeps hashes,
-// so that callers cannot make it large by long names, nor choose where two meet.
+// without a name, the longest unused going first at the bound. It goes by marks,
+// so that callers cannot make it large by long names.
+//
+// The latest decision counts in whatever order they come, so that schedulers that
+// tell each other agree.
 type sessions struct {
 	seed  maphash.Seed
 	limit int
@@ -13,8 +24,9 @@ type sessions struct {
 }
 
 type session struct {
-	hash       uint64
+	hash       uint64 // of the mark
 	member     ID
+	at         time.Time // of the decision
 	prev, next int32
 }
 
@@ -32,7 +44,7 @@ func (s *sessions) last(name string) (ID, bool) {
 	if name == "" {
 		return 0, false
 	}
-	return s.lastOf(maphash.String(s.seed, name))
+	return s.lastOf(s.hash(SessionMark(name)))
 }
 
 func (s *sessions) lastOf(hash uint64) (ID, bool) {
@@ -43,12 +55,16 @@ func (s *sessions) lastOf(hash uint64) (ID, bool) {
 	return s.ring[i].member, true
 }
 
-// hash of what a conversation without a name is recognised by.
+// hash of a mark. Who chooses marks must not choose where they come to lie.
 func (s *sessions) hash(mark uint64) uint64 { return maphash.Comparable(s.seed, mark) }
 
-func (s *sessions) setHash(h uint64, m ID) {
+// setHash notes where a decision of a time sent a session, unless a later one is
+// known.
+func (s *sessions) setHash(h uint64, m ID, at time.Time) {
 	i, ok := s.at[h]
 	switch {
+	case ok && s.ring[i].at.After(at):
+		return
 	case ok:
 		s.unlink(i)
 	case len(s.at) >= s.limit:
@@ -61,7 +77,7 @@ func (s *sessions) setHash(h uint64, m ID) {
 	}
 	s.at[h] = i
 	e := &s.ring[i]
-	e.hash, e.member = h, m
+	e.hash, e.member, e.at = h, m, at
 	first := s.ring[0].next
 	e.prev, e.next = 0, first
 	s.ring[0].next = i
@@ -81,7 +97,7 @@ func (s *sessions) dropMember(m ID) {
 	s.ring = make([]session, 1, len(old.ring))
 	for i := old.ring[0].prev; i != 0; i = old.ring[i].prev {
 		if e := old.ring[i]; e.member != m {
-			s.setHash(e.hash, e.member)
+			s.setHash(e.hash, e.member, e.at)
 		}
 	}
 }

@@ -1,6 +1,8 @@
 package fleet
 
 import (
+	"maps"
+	"math"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -16,6 +18,7 @@ type View struct {
 
 	cfg             *Config
 	failing         *atomic.Int32
+	cut             *atomic.Bool
 	origin          time.Time
 	roster          *roster
 	newest, resumed time.Time
@@ -28,6 +31,7 @@ type roster struct {
 	names   map[string]int32
 	byID    []int32 // position plus one; 0: no member
 	roles   bool    // some member is not for both parts of a request
+	context int     // the shortest that a member has
 }
 
 // Service is one member that answers to a model name.
@@ -57,6 +61,7 @@ func (f *Fleet) View() *View {
 		Seats:   slices.Clone(f.seats),
 		cfg:     &f.cfg,
 		failing: &f.failing,
+		cut:     &f.cut,
 		origin:  f.origin,
 		roster:  f.roster,
 		newest:  f.newest,
@@ -93,18 +98,24 @@ func (v *View) Roles() bool { return v.roster.roles }
 // is the view's.
 func (v *View) Serving(name string) []Service { return v.roster.serving[name] }
 
+// ShortestContext is how many tokens every member takes that says how many.
+func (v *View) ShortestContext() int { return v.roster.context }
+
+// Names lists what members answer to, in order.
+func (v *View) Names() []string { return slices.Sorted(maps.Keys(v.roster.serving)) }
+
 // Since is a time as Seats have it; the zero time is before all others.
 func (v *View) Since(t time.Time) time.Duration { return t.Sub(v.origin) }
 
 // Failing tells whether callers reported failures of any member lately.
-func (v *View) Failing() bool { return v.failing != nil && v.failing.Load() > 0 }
+func (v *View) Failing() bool { return v.failing.Load() > 0 }
 
-// Silent tells whether the member was not heard for too long while others
-// were. It is not to be chosen then.
+// Silent tells whether the member was not heard for too long while the wire
+// was alive. It is not to be chosen then, if there is another.
 func (v *View) Silent(m *Member, now time.Time) bool { return m.Heard.Before(v.SilentBefore(now)) }
 
 // SilentBefore is the time before which a member must have been heard last to
-// be silent. It is zero, and nobody is silent, while nobody at all is heard and
+// be silent. It is zero, and nobody is silent, while nothing at all is heard and
 // until everybody had the time to speak again.
 func (v *View) SilentBefore(now time.Time) time.Time {
 	since := v.FreshSince(now)
@@ -114,8 +125,8 @@ func (v *View) SilentBefore(now time.Time) time.Time {
 	return since
 }
 
-// Stale tells that nobody at all was heard for too long: the wire is gone,
-// and everything here is the last that was known.
+// Stale tells that nothing at all was heard for too long: the wire is gone, and
+// everything here is the last that was known.
 func (v *View) Stale(now time.Time) bool {
 	return len(v.Members) > 0 && now.Sub(v.newest) > v.cfg.Silence
 }
@@ -129,11 +140,15 @@ func (f *Fleet) rosterLocked() *roster {
 		serving: make(map[string][]Service),
 		names:   make(map[string]int32, len(f.members)),
 		byID:    make([]int32, len(f.slots)),
+		context: math.MaxInt,
 	}
 	for i, m := range f.members {
 		at, info := int32(i), m.Info
 		r.names[info.Name] = at
 		r.roles = r.roles || info.Role() != Both
+		if info.MaxModelLen > 0 {
+			r.context = min(r.context, info.MaxModelLen)
+		}
 		r.byID[m.ID] = at + 1
 		for j, name := range info.Models {
 			if !slices.Contains(info.Models[:j], name) {

@@ -96,14 +96,19 @@ func BenchmarkMatch(b *testing.B) {
 	}
 }
 
-// queries asks for random chains. It reports the median and the best of
+// queries asks for random chains.
+func queries(b *testing.B, x subject, chains [][]blockkey.Key) {
+	var a Answer
+	x.Match(chains[0], &a)
+	batches(b, chains, func(keys []blockkey.Key) { x.Match(keys, &a) })
+}
+
+// batches calls ask with random chains. It reports the median and the best of
 // batches of 16 beside the mean, which on a busy machine counts whatever else
 // ran.
-func queries(b *testing.B, x subject, chains [][]blockkey.Key) {
+func batches(b *testing.B, chains [][]blockkey.Key, ask func(keys []blockkey.Key)) {
 	b.ReportAllocs()
-	var a Answer
 	rng := draw(42)
-	x.Match(chains[0], &a)
 	const batch = 16
 	times := make([]float64, 0, 1<<16)
 	for n := 0; b.Loop(); n++ {
@@ -111,13 +116,13 @@ func queries(b *testing.B, x subject, chains [][]blockkey.Key) {
 		case 0:
 			start := time.Now()
 			for range batch - 1 {
-				x.Match(chains[rng.next()%uint64(len(chains))], &a)
+				ask(chains[rng.next()%uint64(len(chains))])
 			}
 			if took := float64(time.Since(start).Nanoseconds()) / (batch - 1); len(times) < cap(times) {
 				times = append(times, took)
 			}
 		case 1:
-			x.Match(chains[rng.next()%uint64(len(chains))], &a)
+			ask(chains[rng.next()%uint64(len(chains))])
 		}
 	}
 	slices.Sort(times)

@@ -24,7 +24,7 @@ const (
 func (x *Index) bytes() int64 {
 	return x.heads.bytes + x.inner.bytes +
 		x.pages.total + x.runs.total + x.lists.total + x.blocks.total +
-		x.cutoffs + int64(len(x.sets.byHash))*32 + x.spans*64 +
+		x.cutoffs + int64(len(x.sets.byHash))*32 + x.spans*64 + x.ends.bytes +
 		int64(cap(x.grace.fresh)+cap(x.grace.waiting))*8
 }
 
@@ -32,7 +32,7 @@ func (x *Index) bytes() int64 {
 func (x *Index) live() int64 {
 	return (x.heads.used+x.inner.used)*entryBytes +
 		x.pages.cells*(pageKeys+1)*8 + x.runs.cells*lineBytes + x.lists.units*8 + x.blocks.units*4 +
-		x.cutoffs + int64(len(x.sets.byHash))*32 + x.spans*64
+		x.cutoffs + int64(len(x.sets.byHash))*32 + x.spans*64 + x.ends.bytes
 }
 
 // room makes room for a store of so many keys, and reports whether there is.
@@ -112,7 +112,7 @@ func (x *Index) longest(n uint32, r *run) *holder {
 			return x.holders[s.holder]
 		}
 	}
-	e := x.members(holders(x.groups(r)[0]), new([1]uint32))[0]
+	e := x.members(holders(x.groups(&r.groups)[0]), new([1]uint32))[0]
 	for l := range Lanes {
 		if e>>l&1 != 0 {
 			return x.holders[int(e>>laneBits)*Lanes+l]

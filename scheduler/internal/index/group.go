@@ -20,9 +20,9 @@ const (
 
 func cutoff(g uint64) uint32 { return uint32(g>>groupShift) &^ (3 << 30) }
 
-// groups of a run, as the writer sees them.
-func (x *Index) groups(r *run) []uint64 {
-	w := r.groups.Load()
+// groups at a word, as the writer sees them.
+func (x *Index) groups(at *atomic.Uint64) []uint64 {
+	w := at.Load()
 	switch w & groupKinds {
 	case 0:
 		return nil
@@ -40,18 +40,18 @@ func list(c *lists, w uint64) []uint64 {
 
 // move takes (m, lane) from the group with cutoff from to the one with cutoff
 // to; 0 is no group.
-func (x *Index) move(r *run, m Member, lane uint32, from, to uint32) {
+func (x *Index) move(at *atomic.Uint64, m Member, lane uint32, from, to uint32) {
 	me := one(m, lane)
-	w := r.groups.Load()
+	w := at.Load()
 	if w&groupKinds == oneGroup && holders(w) == me || w == 0 {
 		if to == 0 {
-			r.groups.Store(0)
+			at.Store(0)
 		} else {
-			r.groups.Store(oneGroup | uint64(to)<<groupShift | uint64(me))
+			at.Store(oneGroup | uint64(to)<<groupShift | uint64(me))
 		}
 		return
 	}
-	old := x.groups(r)
+	old := x.groups(at)
 	if from != 0 && to != 0 && w&groupKinds == groupList && moveAlone(old, me, from, to) {
 		return
 	}
@@ -85,15 +85,15 @@ func (x *Index) move(r *run, m Member, lane uint32, from, to uint32) {
 
 	switch len(next) {
 	case 0:
-		r.groups.Store(0)
+		at.Store(0)
 	case 1:
-		r.groups.Store(oneGroup | next[0])
+		at.Store(oneGroup | next[0])
 	default:
 		c := class(len(next))
-		at := x.lists.alloc(c, sizes[c])
-		w := groupList | uint64(len(next))<<groupShift | uint64(at)
-		copy(list(x.lists.chunk(at), w), next)
-		r.groups.Store(w)
+		cell := x.lists.alloc(c, sizes[c])
+		w := groupList | uint64(len(next))<<groupShift | uint64(cell)
+		copy(list(x.lists.chunk(cell), w), next)
+		at.Store(w)
 	}
 	for _, g := range old {
 		x.sets.release(holders(g))

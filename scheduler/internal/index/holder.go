@@ -9,6 +9,7 @@ type holder struct {
 	held   int64
 	runs   cutoffs
 	loose  map[uint32]int // run -> spans in Index.loose
+	ends   int64          // marks; only on the GPU lane
 	last   uint32         // the run of the last change: a hint
 }
 
@@ -46,7 +47,7 @@ func (x *Index) cover(h *holder, n uint32, r *run, from, to uint32) {
 	if to == cut {
 		return
 	}
-	x.move(r, h.member, h.lane, cut, to)
+	x.move(&r.groups, h.member, h.lane, cut, to)
 	x.cutoffs -= h.runs.bytes()
 	h.runs.set(at, n, to)
 	x.cutoffs += h.runs.bytes()
@@ -70,7 +71,10 @@ func (x *Index) uncover(h *holder, n uint32, r *run, from, to uint32) {
 			x.loosen(h, n, r, to, cut)
 			x.hold(h, -int64(cut-to))
 		}
-		x.move(r, h.member, h.lane, cut, from)
+		if h.ends > 0 {
+			x.mark(h, r, from, cut, false)
+		}
+		x.move(&r.groups, h.member, h.lane, cut, from)
 		if from == 0 {
 			x.cutoffs -= h.runs.bytes()
 			h.runs.remove(at)

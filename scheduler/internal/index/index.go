@@ -9,6 +9,7 @@ package index
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvscout/kvscout/protocol/blockkey"
 )
@@ -69,6 +70,7 @@ type Index struct {
 	runs   *slab[runs]
 	lists  *slab[lists]
 	blocks *slab[blocks]
+	ends   endTable
 	grace  grace
 	places sync.Pool // of *[]uint32 by member, for readers
 
@@ -110,6 +112,7 @@ func New(cfg Config) *Index {
 	}
 	x.heads, x.inner = newTable(x.pages, true), newTable(x.pages, false)
 	x.sets = sets{blocks: x.blocks, grace: &x.grace, byHash: make(map[uint64]holders)}
+	x.ends.dir.Store(new([]atomic.Pointer[pageEnds]))
 	x.grace.reclaim = x.reclaim
 	return x
 }
@@ -119,6 +122,9 @@ func (x *Index) reclaim(r retired) {
 	switch r.kind {
 	case retiredPage:
 		x.pages.free(r.number)
+		if x.pages.chunk(r.number) == nil {
+			x.ends.drop(r.number)
+		}
 	case retiredRun:
 		x.runs.free(r.number)
 	case retiredList:
@@ -340,7 +346,10 @@ func (x *Index) forgetLocked(m Member, l Lane) {
 		if e != 0 {
 			n := uint32(e >> 32)
 			r := x.run(n)
-			x.move(r, m, h.lane, uint32(e), 0)
+			if h.ends > 0 {
+				x.mark(h, r, 0, uint32(e), false)
+			}
+			x.move(&r.groups, m, h.lane, uint32(e), 0)
 			x.cut(n, r)
 		}
 	}

@@ -28,7 +28,7 @@ func (x *Index) match(keys []blockkey.Key, a *Answer) {
 		return
 	}
 	var inline [1]uint64
-	groups := x.snapshot(r, &inline)
+	groups := x.snapshot(&r.groups, &inline)
 	depth := x.depth(r, groups, keys)
 	if depth == 0 {
 		return
@@ -52,7 +52,7 @@ func (x *Index) match(keys []blockkey.Key, a *Answer) {
 		j.add(holders(g), 0, min(cutoff(g), depth))
 	}
 	for at := depth; next != nil; at += depth {
-		groups = x.snapshot(next, &inline)
+		groups = x.snapshot(&next.groups, &inline)
 		depth = x.depth(next, groups, keys[at:])
 		through := false
 		for i := range groups {
@@ -88,10 +88,10 @@ func (x *Index) head(key blockkey.Key) *run {
 	return x.run(n)
 }
 
-// snapshot is the list of a run's groups. Only cutoffs move in it; so a
+// snapshot is the list of the groups at a word. Only cutoffs move in it; so a
 // reader loads each of its words once, atomically.
-func (x *Index) snapshot(r *run, inline *[1]uint64) []uint64 {
-	w := r.groups.Load()
+func (x *Index) snapshot(at *atomic.Uint64, inline *[1]uint64) []uint64 {
+	w := at.Load()
 	switch w & groupKinds {
 	case 0:
 		return nil

@@ -190,7 +190,7 @@ func (x *Index) common(r *run, offset uint32, keys []blockkey.Key) int {
 // the last of them. Their cutoffs are gone from readers' sight.
 func (x *Index) cut(n uint32, r *run) {
 	length := uint32(0)
-	if g := x.groups(r); len(g) > 0 {
+	if g := x.groups(&r.groups); len(g) > 0 {
 		length = cutoff(g[0])
 	}
 	if r.loose > 0 {

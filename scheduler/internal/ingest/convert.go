@@ -46,6 +46,7 @@ func loadOf(l *pb.Load, now time.Time) *fleet.Load {
 			PrefillRequests:   number(l.PrefillRequests),
 			InterTokenSeconds: number(l.InterTokenSeconds), InterTokenCount: number(l.InterTokenCount),
 			QueueSeconds: number(l.QueueSeconds), QueueRequests: number(l.QueueRequests),
+			RequestPromptTokens: number(l.RequestPromptTokens), RequestGenerationTokens: number(l.RequestGenerationTokens),
 		},
 		RunningAdapters: l.GetRunningAdapters(),
 		Sleeping:        l.GetSleeping(),

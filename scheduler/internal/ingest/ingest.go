@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"log/slog"
+	"math/rand/v2"
 	"runtime"
 	"strconv"
 	"strings"
@@ -36,6 +37,10 @@ const (
 	leastLitter = 8 << 20
 	// sweepEvery is how often silent members are looked for.
 	sweepEvery = 250 * time.Millisecond
+	// probeEvery is how often the server is asked for an answer, probeWait how
+	// long one may take.
+	probeEvery = 250 * time.Millisecond
+	probeWait  = time.Second
 	// maxTrace bounds the trace context of a delta in bytes.
 	maxTrace = 64
 	// settle is how long after the connection members may announce
@@ -49,6 +54,14 @@ type Config struct {
 	Pool  string
 	Index *index.Index
 	Fleet *fleet.Fleet
+	// Name of this scheduler, for the people behind agents.
+	Name string
+	// Admit says why a member may not be one, by what it announces; it is asked
+	// at every heartbeat. Nil: all may.
+	Admit func(*fleet.Info) error
+	// Warn says what is wrong with a member beside its picture, for its agent to
+	// be told; empty: nothing. Nil: never anything.
+	Warn func(name string) string
 	// Log of changes of state; nil: nowhere.
 	Log *slog.Logger
 	// Snapshots awaited at a time; 8: more only cost memory, the processors are
@@ -56,14 +69,19 @@ type Config struct {
 	Snapshots int
 	// Workers share the members among them; one a processor, at most 4.
 	Workers int
-	// Wait is how long to be not ready for members that are out of step; 10 s.
+	// Wait is how long, from the connection on, to be not ready for members that
+	// are out of step; 10 s.
 	Wait time.Duration
+	// Deaf tells that NATS does not let this connection hear the members; nil: it
+	// does.
+	Deaf func() bool
 }
 
 // Ingest follows the members of one pool.
 type Ingest struct {
 	cfg      Config
 	subjects protocol.Subjects
+	sender   uint64 // one life of this scheduler, in verdicts
 	inbox    string // snapshots arrive on <inbox>.<member>.<attempt>
 	seed     maphash.Seed
 	workers  []*worker
@@ -73,10 +91,9 @@ type Ingest struct {
 	// reconnects counts up each time the connection came back.
 	reconnects atomic.Uint64
 
-	started   atomic.Int64 // Unix nanoseconds; 0: not yet
-	connected atomic.Int64 // when first connected
+	started   atomic.Bool
+	connected atomic.Pointer[time.Time] // since when; nil: not connected
 	ready     atomic.Bool
-	linked    atomic.Bool // connected now
 
 	subscriptions atomic.Pointer[[]*nats.Subscription]
 }
@@ -102,7 +119,7 @@ func New(cfg Config) (*Ingest, error) {
 	if cfg.Wait <= 0 {
 		cfg.Wait = 10 * time.Second
 	}
-	in := &Ingest{cfg: cfg, subjects: subjects, inbox: cfg.Conn.NewInbox(), seed: maphash.MakeSeed()}
+	in := &Ingest{cfg: cfg, subjects: subjects, sender: max(1, rand.Uint64()), inbox: cfg.Conn.NewInbox(), seed: maphash.MakeSeed()}
 	for range cfg.Workers {
 		in.workers = append(in.workers, newWorker(in))
 	}
@@ -111,15 +128,12 @@ func New(cfg Config) (*Ingest, error) {
 
 // Run follows the pool until ctx is done. It may be called once.
 func (in *Ingest) Run(ctx context.Context) error {
-	if !in.started.CompareAndSwap(0, time.Now().UnixNano()) {
+	if !in.started.CompareAndSwap(false, true) {
 		return errors.New("ingest: Run called twice")
 	}
 	status := in.cfg.Conn.StatusChanged(nats.CONNECTED, nats.DISCONNECTED, nats.RECONNECTING)
 	defer in.cfg.Conn.RemoveStatusListener(status)
-	if in.cfg.Conn.IsConnected() {
-		in.connected.Store(time.Now().UnixNano())
-		in.linked.Store(true)
-	}
+	in.link(in.cfg.Conn.IsConnected())
 
 	messages := make(chan *nats.Msg, pending)
 	unsubscribe, err := in.subscribe(messages)
@@ -133,6 +147,7 @@ func (in *Ingest) Run(ctx context.Context) error {
 	}
 	g.Go(func() error { in.watch(ctx, status); return nil })
 	g.Go(func() error { in.dispatch(ctx, messages); return nil })
+	g.Go(func() error { in.probe(ctx); return nil })
 	return g.Wait()
 }
 
@@ -160,26 +175,39 @@ func (in *Ingest) subscribe(messages chan *nats.Msg) (end func(), err error) {
 }
 
 // Ready tells whether every member that announced itself has a picture, or
-// the wait for that is over. Once ready, it stays so.
+// the wait for that is over. Both count from the connection on: without one, and
+// while NATS keeps the members' messages from us, nothing is known of anybody.
+// Once ready, it stays so, also when the connection is lost.
 func (in *Ingest) Ready() bool {
 	if in.ready.Load() {
 		return true
 	}
-	started, connected := in.started.Load(), in.connected.Load()
-	if started == 0 {
+	since := in.connected.Load()
+	if since == nil || in.cfg.Deaf != nil && in.cfg.Deaf() {
 		return false
 	}
-	now := time.Now()
-	over := now.Sub(time.Unix(0, started)) >= in.cfg.Wait
-	settled := connected != 0 && now.Sub(time.Unix(0, connected)) >= settle && in.count.syncing.Load() == 0
-	if over || settled {
+	up := time.Since(*since)
+	if up >= in.cfg.Wait || up >= settle && in.count.syncing.Load() == 0 {
 		in.ready.Store(true)
+		return true
 	}
-	return over || settled
+	return false
 }
 
 // Connected tells whether agents can be heard at present.
-func (in *Ingest) Connected() bool { return in.linked.Load() }
+func (in *Ingest) Connected() bool { return in.connected.Load() != nil }
+
+// link notes that the connection is there, or is not.
+func (in *Ingest) link(up bool) {
+	now := time.Now()
+	in.cfg.Fleet.Link(up, now)
+	switch {
+	case !up:
+		in.connected.Store(nil)
+	case in.connected.Load() == nil:
+		in.connected.Store(&now)
+	}
+}
 
 // dispatch puts every message into its member's queue. It never waits.
 func (in *Ingest) dispatch(ctx context.Context, messages <-chan *nats.Msg) {
@@ -190,7 +218,11 @@ func (in *Ingest) dispatch(ctx context.Context, messages <-chan *nats.Msg) {
 		case m := <-messages:
 			it, err := in.itemOf(m)
 			if err != nil {
-				in.count.malformed.Add(1)
+				if name, ok := in.subjects.Speaker(m.Subject); ok {
+					in.enqueue(item{kind: isNameless, name: name, why: err.Error()})
+				} else {
+					in.count.malformed.Add(1)
+				}
 				continue
 			}
 			in.enqueue(it)
@@ -261,6 +293,26 @@ func (in *Ingest) collect(chunk int) {
 	runtime.GC()
 }
 
+// probe asks the server for an answer again and again. What it sent before that
+// has come, too: so the fleet can tell members that are silent from a connection
+// that carries nothing.
+func (in *Ingest) probe(ctx context.Context) {
+	again := time.NewTicker(probeEvery)
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case asked := <-again.C:
+			bounded, cancel := context.WithTimeout(ctx, probeWait)
+			if in.cfg.Conn.FlushWithContext(bounded) == nil {
+				in.cfg.Fleet.Answered(asked)
+			}
+			cancel()
+		}
+	}
+}
+
 // watch looks after the connection and sweeps the fleet.
 func (in *Ingest) watch(ctx context.Context, status <-chan nats.Status) {
 	sweep := time.NewTicker(sweepEvery)
@@ -270,12 +322,10 @@ func (in *Ingest) watch(ctx context.Context, status <-chan nats.Status) {
 		case <-ctx.Done():
 			return
 		case s := <-status:
-			in.cfg.Log.Info("connection", "status", s.String())
 			if s == nats.CONNECTED {
-				in.connected.CompareAndSwap(0, time.Now().UnixNano())
 				in.reconnects.Add(1)
 			}
-			in.linked.Store(s == nats.CONNECTED)
+			in.link(s == nats.CONNECTED)
 		case now := <-sweep.C:
 			for _, id := range in.cfg.Fleet.Sweep(now) {
 				if m := in.cfg.Fleet.View().Member(id); m != nil {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -109,7 +110,8 @@ func (st *stand) exact(a *wireAgent) {
 		return m != nil && m.Picture.Trust == fleet.Exact && m.Picture.Epoch == a.epoch && m.Picture.Sequence == a.sequence
 	})
 	m := st.member(a.name)
-	for l, want := range a.held(a.now) {
+	held := a.held(a.now)
+	for l, want := range held[:protocol.Lanes] {
 		if got := st.index.Count(index.Member(m.ID), index.Lane(l)); uint64(got) != want.Count || m.Picture.Held[l] != want.Count {
 			st.t.Fatalf("lane %d: %d blocks, picture says %d, agent %d", l, got, m.Picture.Held[l], want.Count)
 		}
@@ -480,34 +482,45 @@ func TestSnapshotsInFlightAreBounded(t *testing.T) {
 	s := startServer(t, -1)
 	st := newStand(t, s, fleet.Config{})
 	const n = 40
-	requests := make(chan *nats.Msg, n)
+	var open atomic.Bool // from then on agents answer
+	var asked, most atomic.Int64
 	conn := connect(t, s)
-	if _, err := conn.ChanSubscribe("kvscout.v1.test.snapshot.*.*.*", requests); err != nil {
-		t.Fatal(err)
-	}
-	if err := conn.Flush(); err != nil {
-		t.Fatal(err)
-	}
 	agents := make(map[string]*wireAgent)
 	for i := range n {
 		a := newWireAgent(t, s, fmt.Sprintf("ns_uid-%d_0", i), 10)
 		agents[a.sub.Snapshot(a.name)] = a
 		a.lose()
-		a.say()
 	}
-	until(t, "8 asked", func() bool { return len(requests) == 8 })
-	time.Sleep(50 * time.Millisecond) // several looks later there are no more
-	if len(requests) != 8 || st.in.Stats().InFlight != 8 {
-		t.Fatalf("%d requests, %+v", len(requests), st.in.Stats())
-	}
-	for range n {
-		m := <-requests
+	_, err := conn.Subscribe("kvscout.v1.test.snapshot.*.*.*", func(m *nats.Msg) {
+		asked.Add(1)
+		most.Store(max(most.Load(), st.in.Stats().InFlight))
+		if !open.Load() {
+			return // it hangs, is given up and makes room for another
+		}
 		for _, c := range agents[m.Subject].chunks() {
 			agents[m.Subject].send(m.Reply, c)
 		}
+	})
+	if err == nil {
+		err = conn.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 	for _, a := range agents {
+		a.say()
+	}
+	until(t, "all are known, and as many asked for as may be", func() bool { return st.in.Stats().Members == n && asked.Load() >= 8 })
+	time.Sleep(50 * time.Millisecond) // several looks later there are no more
+	if got := st.in.Stats(); got.InFlight > 8 || asked.Load() > 8+int64(got.FailedSnapshots) {
+		t.Errorf("%d were asked for: %+v", asked.Load(), got)
+	}
+	open.Store(true)
+	for _, a := range agents {
 		st.exact(a)
+	}
+	if most.Load() > 8 {
+		t.Errorf("%d were under way at a time", most.Load())
 	}
 }
 
@@ -521,7 +534,8 @@ func TestReady(t *testing.T) {
 	}
 	a.say()
 	until(t, "announced", func() bool { return st.member(a.name) != nil })
-	st.in.connected.Store(1) // long ago
+	ago := time.Now().Add(-settle)
+	st.in.connected.Store(&ago)
 	if st.in.Ready() {
 		t.Error("ready with a member that has no picture")
 	}
@@ -537,9 +551,25 @@ func TestReady(t *testing.T) {
 	if st.in.Ready() {
 		t.Error("does not wait")
 	}
-	st.in.started.Store(1) // long ago
+	ago = time.Now().Add(-st.in.cfg.Wait)
+	st.in.connected.Store(&ago)
+	deaf := true
+	st.in.cfg.Deaf = func() bool { return deaf }
+	if st.in.Ready() {
+		t.Error("ready though NATS lets it hear nobody")
+	}
+	deaf = false
+	st.in.connected.Store(nil)
+	if st.in.Ready() {
+		t.Error("ready without a connection")
+	}
+	st.in.connected.Store(&ago)
 	if !st.in.Ready() {
 		t.Error("waits for ever")
+	}
+	st.in.connected.Store(nil)
+	if !st.in.Ready() {
+		t.Error("not ready any more when the connection is lost")
 	}
 }
 
@@ -603,7 +633,7 @@ func BenchmarkSnapshot(b *testing.B) {
 			keys[j] = uint64(parent)
 		}
 		chunk.Stored = append(chunk.Stored, &pb.Stored{Lane: 1, Through: 3, Keys: keys})
-		for l := range held {
+		for l := range protocol.Lanes {
 			held[l].Count += run
 			held[l].Digest ^= digestOf(keys)
 		}
@@ -641,5 +671,20 @@ func BenchmarkSnapshot(b *testing.B) {
 		say(&pb.Heartbeat{Header: header, Leaving: true})
 		until(b, "gone", func() bool { return st.member(name) == nil })
 		b.StartTimer()
+	}
+}
+
+// The last member that falls silent is gone, because the server still answers;
+// while it does not, nobody is.
+func TestLastSilentMemberIsForgottenWhileTheServerAnswers(t *testing.T) {
+	s := startServer(t, -1)
+	st := newStand(t, s, fleet.Config{Silence: time.Second, Grace: 1500 * time.Millisecond})
+	a := newWireAgent(t, s, "ns_uid_0", 10)
+	a.say()
+	a.tell()
+	st.exact(a)
+	until(t, "forgotten", func() bool { return st.member(a.name) == nil })
+	if n := st.index.Stats().Memberships; n != 0 {
+		t.Errorf("%d memberships are left", n)
 	}
 }

@@ -61,6 +61,7 @@ type member struct {
 	why             string
 	epoch, sequence uint64
 	held            protocol.Held
+	rule            fleet.HitRule
 	batches         uint64 // of the engine, in the picture
 	trace           string // of the last delta applied; empty: it had none
 
@@ -74,7 +75,11 @@ type member struct {
 	bytes    int         // of waiting
 	snapshot snapshot
 
+	verdict verdict // what its agent is told
+
 	keys []blockkey.Key // scratch
+
+	said standing
 }
 
 // snapshot is an answer in the making.
@@ -92,7 +97,7 @@ func newMember(name string, id fleet.ID, x *index.Index, rng *rand.Rand, c *coun
 
 // picture is what may be said about the member in answers.
 func (m *member) picture() fleet.Picture {
-	p := fleet.Picture{Trust: trustOf(m.trust), Reason: m.reason, Epoch: m.epoch, Sequence: m.sequence, EngineBatches: m.batches, Trace: m.trace}
+	p := fleet.Picture{Trust: trustOf(m.trust), Reason: m.reason, Epoch: m.epoch, Sequence: m.sequence, EngineBatches: m.batches, Trace: m.trace, Rule: m.rule}
 	if m.synced {
 		for l := range p.Held {
 			p.Held[l] = m.held[l].Count
@@ -135,7 +140,7 @@ func (m *member) heartbeat(h *pb.Heartbeat, now time.Time) {
 	case sequence > m.sequence:
 		m.count.gaps.Add(1)
 		m.resync("deltas lost", now)
-	case sequence == m.sequence:
+	case sequence == m.sequence && m.follow(h.GetHeader(), now):
 		m.batches = h.GetEngineBatches()
 		held, err := protocol.ReadHeld(h.GetLanes())
 		m.prove(held, err, now)
@@ -175,12 +180,27 @@ func (m *member) begin(epoch uint64, now time.Time) {
 	m.abandon()
 	m.synced, m.unproved, m.short, m.why = true, false, false, ""
 	m.syncedAt = now
-	m.epoch, m.sequence, m.held, m.batches = epoch, 0, protocol.Held{}, 0
+	m.epoch, m.sequence, m.held, m.rule, m.batches = epoch, 0, protocol.Held{}, fleet.HitRule{}, 0
 	m.count.epochs.Add(1)
+}
+
+// follow takes over the rule of a message that is in step, and says whether it
+// could. Blocks that were applied under another rule mean something else now.
+func (m *member) follow(h *pb.Header, now time.Time) bool {
+	rule := ruleOf(h.GetRule())
+	if rule != m.rule && m.held != (protocol.Held{}) {
+		m.resync("hits follow another rule", now)
+		return false
+	}
+	m.rule = rule
+	return true
 }
 
 // apply takes the picture from m.sequence to the next.
 func (m *member) apply(d *pb.Delta, now time.Time) {
+	if !m.follow(d.GetHeader(), now) {
+		return
+	}
 	for _, c := range d.GetChanges() {
 		switch c := c.GetChange().(type) {
 		case *pb.Change_Stored:
@@ -214,7 +234,11 @@ func (m *member) prove(claim protocol.Held, err error, now time.Time) {
 	}
 	m.short = false
 	for l := range claim {
-		switch n := uint64(m.index.Count(index.Member(m.id), index.Lane(l))); {
+		n := m.index.CountEnds(index.Member(m.id))
+		if l != protocol.Ends {
+			n = m.index.Count(index.Member(m.id), index.Lane(l))
+		}
+		switch n := uint64(n); {
 		case n > claim[l].Count:
 			m.count.mismatches.Add(1)
 			m.resync("index holds too much", now)
@@ -369,7 +393,7 @@ func (m *member) chunk(attempt uint64, c *pb.SnapshotChunk, size int, now time.T
 	h := c.GetHeader()
 	if len(s.chunks) > 0 {
 		first := s.chunks[0].GetHeader()
-		if h.GetEpoch() != first.GetEpoch() || h.GetSequence() != first.GetSequence() {
+		if h.GetEpoch() != first.GetEpoch() || h.GetSequence() != first.GetSequence() || ruleOf(h.GetRule()) != ruleOf(first.GetRule()) {
 			m.fail("snapshot cut at two sequences", now)
 			return
 		}
@@ -410,6 +434,7 @@ func (m *member) install(last *pb.SnapshotChunk, now time.Time) {
 	m.abandon()
 	m.synced, m.syncedAt, m.why = true, now, ""
 	m.epoch, m.sequence, m.held, m.batches = h.GetEpoch(), h.GetSequence(), s.held, last.GetEngineBatches()
+	m.rule = ruleOf(h.GetRule())
 	m.trust, m.reason = last.GetTrust(), last.GetReason()
 	for _, c := range s.chunks {
 		for _, stored := range c.GetStored() {
@@ -441,6 +466,11 @@ func (m *member) store(s *pb.Stored, held *protocol.Held) {
 func (m *member) put(s *pb.Stored) {
 	before, keys := m.typed(s.GetBefore(), s.GetKeys())
 	first, last := protocol.LanesOf(s.GetLane(), s.GetThrough())
+	if first == protocol.Ends {
+		m.index.MarkEnds(index.Member(m.id), before, s.GetPosition(), keys)
+		m.count.keys.Add(uint64(len(keys)))
+		return
+	}
 	for l := last; l >= first; l-- {
 		m.index.Store(index.Member(m.id), index.Lane(l), before, s.GetPosition(), keys)
 	}
@@ -458,6 +488,10 @@ func (m *member) remove(r *pb.Removed) bool {
 		}
 		m.held[l].Count -= uint64(len(keys))
 		m.held[l].Digest ^= digest
+		if l == protocol.Ends {
+			m.index.ClearEnds(index.Member(m.id), before, r.GetPosition(), keys)
+			continue
+		}
 		m.index.Remove(index.Member(m.id), index.Lane(l), before, r.GetPosition(), keys)
 	}
 	m.count.keys.Add(uint64(len(keys)))
@@ -483,6 +517,10 @@ func (m *member) typed(before, keys []uint64) ([]blockkey.Key, []blockkey.Key) {
 		m.keys = typed
 	}
 	return typed[:len(before)], typed[len(before):]
+}
+
+func ruleOf(r *pb.HitRule) fleet.HitRule {
+	return fleet.HitRule{Ends: r.GetEnds(), Dropped: int(r.GetDroppedBlocks()), DroppedToTheEnd: r.GetDroppedToTheEnd()}
 }
 
 func trustOf(t pb.Trust) fleet.Trust {

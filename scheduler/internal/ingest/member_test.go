@@ -610,7 +610,7 @@ func BenchmarkApply(b *testing.B) {
 	for i := range keys {
 		keys[i] = uint64(i)*0x9E3779B97F4A7C15 + 1
 	}
-	for l := range held {
+	for l := range protocol.Lanes {
 		held[l].Count, held[l].Digest = run, digestOf(keys)
 	}
 	store.Changes = []*pb.Change{{Change: &pb.Change_Stored{Stored: &pb.Stored{Lane: 1, Through: 3, Keys: keys}}}}
@@ -705,16 +705,16 @@ func TestQueueIsBounded(t *testing.T) {
 	}
 }
 
-// TestNamedMembersAreBounded is a bus on which ever new names send rubbish.
-func TestNamedMembersAreBounded(t *testing.T) {
+// TestRefusedStrangersAreBounded is a bus on which ever new names send rubbish.
+func TestRefusedStrangersAreBounded(t *testing.T) {
 	w := newWorker(&Ingest{cfg: Config{Log: slog.New(slog.DiscardHandler)}})
-	for i := range 5 * maxNamed {
+	for i := range 5 * maxStrangers {
 		w.refuse(nil, item{name: fmt.Sprint("default_", i, "_0")}, protocol.ErrGarbage, time.Now())
-		if len(w.named) > maxNamed {
-			t.Fatalf("%d names are remembered", len(w.named))
+		if len(w.strangers) > maxStrangers {
+			t.Fatalf("%d names are remembered", len(w.strangers))
 		}
 	}
-	if got := w.in.count.malformed.Load(); got != 5*maxNamed {
+	if got := w.in.count.malformed.Load(); got != 5*maxStrangers {
 		t.Errorf("%d messages counted", got)
 	}
 }

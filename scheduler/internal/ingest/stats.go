@@ -26,8 +26,10 @@ type Stats struct {
 	Snapshots, FailedSnapshots, NoResponders, Overflows uint64
 	// Malformed, WrongVersion and WrongMember messages were refused.
 	Malformed, WrongVersion, WrongMember uint64
-	// RefusedMembers are announcements that the fleet had no room for.
+	// RefusedMembers are announcements of members that were not taken up.
 	RefusedMembers uint64
+	// Verdicts sent to agents.
+	Verdicts uint64
 	// Dropped messages found a queue full, here or in the NATS client.
 	Dropped uint64
 }
@@ -40,7 +42,7 @@ type counters struct {
 	gaps, mismatches, resyncs                           atomic.Uint64
 	snapshots, failedSnapshots, noResponders, overflows atomic.Uint64
 	malformed, wrongVersion, wrongMember                atomic.Uint64
-	refusedMembers, dropped                             atomic.Uint64
+	refusedMembers, verdicts, dropped                   atomic.Uint64
 }
 
 // Stats returns the counts.
@@ -55,7 +57,7 @@ func (in *Ingest) Stats() Stats {
 		Snapshots: c.snapshots.Load(), FailedSnapshots: c.failedSnapshots.Load(),
 		NoResponders: c.noResponders.Load(), Overflows: c.overflows.Load(),
 		Malformed: c.malformed.Load(), WrongVersion: c.wrongVersion.Load(), WrongMember: c.wrongMember.Load(),
-		RefusedMembers: c.refusedMembers.Load(), Dropped: c.dropped.Load(),
+		RefusedMembers: c.refusedMembers.Load(), Verdicts: c.verdicts.Load(), Dropped: c.dropped.Load(),
 	}
 	if subscriptions := in.subscriptions.Load(); subscriptions != nil {
 		for _, s := range *subscriptions {

@@ -3,11 +3,14 @@ package ingest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvscout/kvscout/protocol"
+	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 )
 
@@ -18,8 +21,6 @@ const (
 	queueBytes  = 64 << 20
 	// lookEvery is how often requests are sent and given up.
 	lookEvery = 10 * time.Millisecond
-	// maxNamed bounds the members whose bad messages are remembered as logged.
-	maxNamed = 1024
 )
 
 // item is what waits for a worker.
@@ -30,6 +31,7 @@ type item struct {
 	data    []byte
 	trace   string // context of the span that a delta was sent in; may be empty
 	at      time.Time
+	why     string // of a nameless one
 }
 
 type kind uint8
@@ -38,8 +40,9 @@ const (
 	isDelta kind = iota
 	isHeartbeat
 	isChunk
-	isRefusal // nobody answers snapshot requests
-	isSilence // the fleet has given the member up
+	isRefusal  // nobody answers snapshot requests
+	isSilence  // the fleet has given the member up
+	isNameless // the subject names no member
 )
 
 // worker owns a share of the members: what concerns one member happens in
@@ -52,18 +55,20 @@ type worker struct {
 	unsynced   map[string]*member
 	rng        *rand.Rand
 	reconnects uint64
-	named      map[string]struct{} // logged for bad messages
-	full       bool                // logged that the fleet is
+	swept      time.Time           // when silent members were last looked for
+	strangers  map[string]*verdict // refused, and no members
+	say        func(name string, v *pb.Verdict)
 }
 
 func newWorker(in *Ingest) *worker {
 	return &worker{
-		in:       in,
-		queue:    make(chan item, queueLength),
-		members:  make(map[string]*member),
-		unsynced: make(map[string]*member),
-		rng:      rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
-		named:    make(map[string]struct{}),
+		in:        in,
+		queue:     make(chan item, queueLength),
+		members:   make(map[string]*member),
+		unsynced:  make(map[string]*member),
+		rng:       rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
+		strangers: make(map[string]*verdict),
+		say:       in.say,
 	}
 }
 
@@ -92,7 +97,9 @@ func (w *worker) run(ctx context.Context) {
 			return
 		case it := <-w.queue:
 			w.bytes.Add(-int64(len(it.data)))
-			w.handle(it, time.Now())
+			now := time.Now()
+			w.handle(it, now)
+			w.tell(it.name, now)
 		case now := <-look.C:
 			w.look(now)
 		}
@@ -110,6 +117,9 @@ func (w *worker) handle(it item, now time.Time) {
 		case isDelta:
 			// Its first heartbeat says where it stands.
 			c.ignored.Add(1)
+		case isNameless:
+			c.malformed.Add(1)
+			w.refuseMember(it.name, it.why, now)
 		}
 		return
 	}
@@ -122,10 +132,21 @@ func (w *worker) handle(it item, now time.Time) {
 		}
 		c.heartbeats.Add(1)
 		if h.GetLeaving() {
-			w.forget(m, "it leaves")
+			w.in.cfg.Log.Info("member leaves", "member", m.name, "pod", m.said.pod)
+			w.forget(m)
 			return
 		}
-		w.in.cfg.Fleet.Heard(m.id, infoOf(h), loadOf(h.GetLoad(), now), now)
+		info := infoOf(h)
+		if err := w.admit(&info); err != nil {
+			w.forget(m)
+			w.bar(it.name, err, now)
+			return
+		}
+		if m.verdict.accept(now) {
+			w.in.cfg.Log.Info("member accepted again", "member", m.name)
+		}
+		w.tellHeard(m, h, now)
+		w.in.cfg.Fleet.Heard(m.id, info, loadOf(h.GetLoad(), now), now)
 		w.step(m, func() { m.heartbeat(h, now) })
 	case isDelta:
 		d, err := protocol.ReadDelta(it.data, it.name)
@@ -153,7 +174,9 @@ func (w *worker) handle(it item, now time.Time) {
 		w.step(m, func() { m.refused(it.attempt, now) })
 	case isSilence:
 		if m.heard.Before(it.at) {
-			w.forget(m, "silent for too long")
+			w.in.cfg.Log.Warn("member is forgotten: it was silent for too long", "member", m.name, "pod", m.said.pod, "for", now.Sub(m.heard).Round(time.Millisecond),
+				"do", "nothing if it is gone for good; else see its agent")
+			w.forget(m)
 		}
 	}
 }
@@ -169,16 +192,17 @@ func (w *worker) announce(it item, now time.Time) {
 	if h.GetLeaving() {
 		return
 	}
-	id, err := w.in.cfg.Fleet.Join(it.name, now)
-	if err != nil {
-		w.in.count.refusedMembers.Add(1)
-		if !w.full {
-			w.full = true
-			w.in.cfg.Log.Warn("member refused", "member", it.name, "error", err)
-		}
+	info := infoOf(h)
+	if err := w.admit(&info); err != nil {
+		w.bar(it.name, err, now)
 		return
 	}
-	w.full = false
+	id, err := w.in.cfg.Fleet.Join(it.name, now)
+	if err != nil {
+		w.bar(it.name, fmt.Errorf("%w: raise -max-members", err), now)
+		return
+	}
+	delete(w.strangers, it.name)
 	// The number may have been another member's.
 	w.in.cfg.Index.Forget(index.Member(id))
 	m := newMember(it.name, id, w.in.cfg.Index, w.rng, &w.in.count, now)
@@ -186,14 +210,28 @@ func (w *worker) announce(it item, now time.Time) {
 	w.unsynced[it.name] = m
 	w.in.count.members.Add(1)
 	w.in.count.syncing.Add(1)
-	w.in.cfg.Log.Info("member announced", "member", it.name)
-	w.in.cfg.Fleet.Heard(id, infoOf(h), loadOf(h.GetLoad(), now), now)
+	w.in.cfg.Log.Info("member announced", "member", it.name, "pod", info.Pod, "address", info.Address, "models", info.Models, "engine", info.EngineVersion)
+	w.tellHeard(m, h, now)
+	w.in.cfg.Fleet.Heard(id, info, loadOf(h.GetLoad(), now), now)
 	w.step(m, func() { m.heartbeat(h, now) })
+}
+
+func (w *worker) admit(i *fleet.Info) error {
+	if w.in.cfg.Admit == nil {
+		return nil
+	}
+	return w.in.cfg.Admit(i)
+}
+
+// bar keeps a member out, and has its agent told why.
+func (w *worker) bar(name string, why error, now time.Time) {
+	w.in.count.refusedMembers.Add(1)
+	w.refuseMember(name, why.Error(), now)
 }
 
 // step lets something happen to a member and draws the consequences.
 func (w *worker) step(m *member, do func()) {
-	synced, asked, trust := m.synced, m.asked, m.trust
+	synced, asked := m.synced, m.asked
 	do()
 	if asked && !m.asked {
 		w.in.inFlight.Add(-1)
@@ -202,24 +240,21 @@ func (w *worker) step(m *member, do func()) {
 		if m.synced {
 			delete(w.unsynced, m.name)
 			w.in.count.syncing.Add(-1)
-			w.in.cfg.Log.Info("member in step", "member", m.name, "epoch", m.epoch, "sequence", m.sequence, "blocks", m.held[0].Count)
 		} else {
 			w.unsynced[m.name] = m
 			w.in.count.syncing.Add(1)
-			w.in.cfg.Log.Info("member out of step", "member", m.name, "why", m.why, "epoch", m.epoch, "sequence", m.sequence)
 		}
 	}
-	if trust != m.trust {
-		w.in.cfg.Log.Info("member's trust", "member", m.name, "trust", trustOf(m.trust).String(), "reason", m.reason)
-	}
+	w.tellTrust(m)
 	w.in.cfg.Fleet.SetPicture(m.id, m.picture())
 }
 
-// look sends requests that are due, as many as may be under way, and gives up
-// those without an answer.
+// look gives up requests without an answer, and sends those that are due, as
+// many as may be under way.
 func (w *worker) look(now time.Time) {
 	w.checkConnection(now)
-	connected := w.in.cfg.Conn.IsConnected()
+	w.tellSilent(now)
+	mayAsk := w.in.cfg.Conn.IsConnected()
 	for _, m := range w.unsynced {
 		if m.asked {
 			if len(w.queue) == 0 { // else the answer may be in it
@@ -227,12 +262,13 @@ func (w *worker) look(now time.Time) {
 			}
 			continue
 		}
-		if !connected || !m.wants(now) {
+		if !mayAsk || !m.wants(now) {
 			continue
 		}
 		if w.in.inFlight.Add(1) > int64(w.in.cfg.Snapshots) {
 			w.in.inFlight.Add(-1)
-			return
+			mayAsk = false
+			continue
 		}
 		attempt := m.ask(now)
 		if err := w.in.ask(m.name, attempt); err != nil {
@@ -256,7 +292,7 @@ func (w *worker) checkConnection(now time.Time) {
 
 // forget drops a member with all its blocks. The index comes first: the fleet
 // may give the number to another member at once.
-func (w *worker) forget(m *member, why string) {
+func (w *worker) forget(m *member) {
 	if m.asked {
 		w.in.inFlight.Add(-1)
 	}
@@ -269,7 +305,6 @@ func (w *worker) forget(m *member, why string) {
 	delete(w.unsynced, m.name)
 	w.in.cfg.Index.Forget(index.Member(m.id))
 	w.in.cfg.Fleet.Leave(m.id)
-	w.in.cfg.Log.Info("member forgotten", "member", m.name, "why", why)
 }
 
 // refuse counts a message that may not be believed. Bytes that are no message,
@@ -289,12 +324,5 @@ func (w *worker) refuse(m *member, it item, err error, now time.Time) {
 			w.step(m, func() { m.malformed(it.kind, now) })
 		}
 	}
-	if _, known := w.named[it.name]; known {
-		return
-	}
-	if len(w.named) >= maxNamed {
-		clear(w.named)
-	}
-	w.named[it.name] = struct{}{}
-	w.in.cfg.Log.Warn("message refused", "member", it.name, "error", err)
+	w.refuseMember(it.name, err.Error(), now)
 }

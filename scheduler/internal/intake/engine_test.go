@@ -110,12 +110,12 @@ func replayed(t *testing.T, version string) *standIn {
 func newIntake(t *testing.T, cfg Config, engines ...*standIn) *Intake {
 	t.Helper()
 	if cfg.Engines == nil {
-		cfg.Engines = func(string) []string {
+		cfg.Engines = func(string) ([]string, error) {
 			var urls []string
 			for _, e := range engines {
 				urls = append(urls, e.URL)
 			}
-			return urls
+			return urls, nil
 		}
 	}
 	i := New(cfg)

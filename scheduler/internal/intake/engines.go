@@ -51,19 +51,29 @@ func (o outcome) String() string {
 
 const (
 	// attempts is the number of engines asked for one prompt.
-	attempts = 3
+	attempts = 4
 	// missingFor is how long a missing endpoint is not asked again: engines
 	// come back at the same address with other options.
 	missingFor = time.Minute
-	// failedFor is how long an engine that failed comes last.
+	// failedFor is how long an engine that failed comes last. It doubles with
+	// every further failure, up to 16 times as long.
 	failedFor = 2 * time.Second
+	// hedgeAfter is how long an engine may be silent before another one is
+	// asked as well, at least: twice the usual time if that is more, and
+	// hedgeByte for every byte.
+	hedgeAfter = 100 * time.Millisecond
+	hedgeByte  = time.Microsecond
+	// distrust bounds a prompt that only engines can be asked for that failed
+	// lately.
+	distrust = 400 * time.Millisecond
 	// maxEngines remembered; beyond, the memory starts anew.
 	maxEngines = 8192
 )
 
 // engines remembers what was learned about each address.
 type engines struct {
-	turn atomic.Uint32 // spreads the work
+	turn  atomic.Uint32 // spreads the work
+	usual atomic.Int64  // moving average of the nanoseconds to an answer
 
 	mu    sync.Mutex // guards known and what it points to
 	known map[string]*engine
@@ -72,6 +82,7 @@ type engines struct {
 type engine struct {
 	missing [endpoints]time.Time // not to be asked until
 	failed  time.Time            // comes last until
+	times   int                  // it failed one after the other
 }
 
 func (e *engines) learn(address string, ep endpoint, o outcome) {
@@ -89,10 +100,29 @@ func (e *engines) learn(address string, ep endpoint, o outcome) {
 	case missing:
 		en.missing[ep] = time.Now().Add(missingFor)
 	case failed:
-		en.failed = time.Now().Add(failedFor)
+		// Until then it is asked with little patience, and a failure says little.
+		if now := time.Now(); now.After(en.failed) {
+			en.failed = now.Add(failedFor << min(en.times, 4))
+			en.times++
+		}
 	default:
-		en.failed = time.Time{}
+		en.failed, en.times = time.Time{}, 0
 	}
+}
+
+// took learns from the time to an answer.
+func (e *engines) took(d time.Duration) {
+	was := e.usual.Load()
+	next := was + (int64(d)-was)/8
+	if was == 0 {
+		next = int64(d)
+	}
+	e.usual.CompareAndSwap(was, next) // who loses says about the same
+}
+
+// hedge is how long to wait for one engine before another one is asked too.
+func (e *engines) hedge(bytes int) time.Duration {
+	return max(hedgeAfter, 2*time.Duration(e.usual.Load())) + time.Duration(bytes)*hedgeByte
 }
 
 // has tells whether the endpoint is worth a request.
@@ -104,8 +134,9 @@ func (e *engines) has(address string, ep endpoint) bool {
 }
 
 // order returns the addresses in the order in which to ask: each once, another
-// one first each time, those that failed lately last.
-func (e *engines) order(addresses []string) []string {
+// one first each time, those that failed lately last. It tells whether there
+// is one that did not.
+func (e *engines) order(addresses []string) (order []string, trusted bool) {
 	turn := int(e.turn.Add(1))
 	seen := make(map[string]bool, len(addresses))
 	fine, lately := make([]string, 0, len(addresses)), []string(nil)
@@ -124,7 +155,7 @@ func (e *engines) order(addresses []string) []string {
 			fine = append(fine, a)
 		}
 	}
-	return append(fine, lately...)
+	return append(fine, lately...), len(fine) > 0
 }
 
 func newClient() *http.Client {
@@ -139,9 +170,30 @@ func newClient() *http.Client {
 	}
 }
 
-// ask turns a document into tokens by asking one engine after the other.
+// overtaken is why an engine is no longer asked: another one has answered.
+type overtaken struct {
+	after time.Duration // that the other one took
+	hedge time.Duration // that it was asked later
+}
+
+func (*overtaken) Error() string { return "another engine was quicker" }
+
+// answer is what became of asking one engine.
+type answer struct {
+	rendered *rendered
+	outcome  outcome
+	err      error // nil and not rendered: it has nothing to be asked
+	took     time.Duration
+}
+
+// ask turns a document into tokens by asking engines: the next one when one
+// fails, or is silent for longer than is usual. The first answer counts. So an
+// engine that hangs costs one wait, and comes last from then on.
 func (i *Intake) ask(ctx context.Context, model string, d document) (*rendered, error) {
-	addresses := i.cfg.Engines(model)
+	addresses, err := i.cfg.Engines(model)
+	if err != nil {
+		return nil, err
+	}
 	if len(addresses) == 0 {
 		return nil, errors.New("no engine of the model is known")
 	}
@@ -149,23 +201,54 @@ func (i *Intake) ask(ctx context.Context, model string, d document) (*rendered, 
 	if d.chat {
 		render = renderChat
 	}
+	order, trusted := i.engines.order(addresses)
+	if !trusted {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, distrust)
+		defer cancel()
+	}
+	hedge := i.engines.hedge(len(d.render))
+	if deadline, ok := ctx.Deadline(); ok {
+		hedge = min(hedge, time.Until(deadline)/3)
+	}
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	answers := make(chan answer, len(order))
+	patience := time.NewTimer(hedge)
+	defer patience.Stop()
 	var last error
-	asked := 0
-	for _, a := range i.engines.order(addresses) {
-		if asked == attempts || ctx.Err() != nil {
+	open, failures := 0, 0
+	for {
+		if len(order) > 0 && open+failures < attempts && ctx.Err() == nil {
+			address := order[0]
+			order = order[1:]
+			open++
+			asking.Go(func() { answers <- i.askOne(ctx, address, render, d) })
+			patience.Reset(hedge)
+		}
+		if open == 0 {
 			break
 		}
-		r, o, err := i.askOne(ctx, a, render, d, attempts-asked)
-		if r != nil {
-			return r, nil
+		var a answer
+		select {
+		case <-patience.C:
+			continue
+		case a = <-answers:
 		}
-		if err == nil {
-			continue // it has nothing to be asked
+		open--
+		switch {
+		case a.rendered != nil:
+			i.engines.took(a.took)
+			cancel(&overtaken{a.took, hedge})
+			return a.rendered, nil
+		case a.err != nil:
+			failures++
+			last = a.err
 		}
-		asked++
-		last = err
-		if o == refused {
-			break
+		if a.outcome == refused {
+			break // so would the others
 		}
 	}
 	switch {
@@ -177,18 +260,10 @@ func (i *Intake) ask(ctx context.Context, model string, d document) (*rendered, 
 	return nil, errors.New("no engine could turn the prompt into tokens")
 }
 
-// askOne asks one engine at the endpoints that it is believed to have, and
-// leaves time to ask the others. Without any such endpoint it returns nothing.
-func (i *Intake) askOne(ctx context.Context, address string, render endpoint, d document, share int) (*rendered, outcome, error) {
-	if deadline, ok := ctx.Deadline(); ok && share > 1 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)*2/3)
-		defer cancel()
-	}
-	var (
-		worst outcome
-		last  error
-	)
+// askOne asks one engine at the endpoints that it is believed to have.
+func (i *Intake) askOne(ctx context.Context, address string, render endpoint, d document) answer {
+	start := time.Now()
+	var worst answer
 	for _, try := range []struct {
 		endpoint
 		body []byte
@@ -197,19 +272,34 @@ func (i *Intake) askOne(ctx context.Context, address string, render endpoint, d 
 			continue
 		}
 		r, o, err := i.post(ctx, address, try.endpoint, try.body)
-		i.counts.calls[try.endpoint][o].Add(1)
-		if ctx.Err() == nil || !errors.Is(err, context.Canceled) {
+		took := time.Since(start)
+		if ctx.Err() == nil || !hurried(ctx, took) {
+			i.counts.calls[try.endpoint][o].Add(1)
 			i.engines.learn(address, try.endpoint, o)
 		}
 		if o == ok {
-			return r, ok, nil
+			return answer{rendered: r, outcome: ok, took: took}
 		}
-		worst, last = max(worst, o), fmt.Errorf("%s %w", try.endpoint, err)
+		worst = answer{outcome: max(worst.outcome, o), err: fmt.Errorf("%s %w", try.endpoint, err), took: took}
 		if o == failed {
 			break
 		}
 	}
-	return nil, worst, last
+	return worst
+}
+
+// hurried tells of an engine that is asked no longer whether it had too little
+// time to be blamed: the caller went away or had no more, or another engine was
+// quicker that was not asked later.
+func hurried(ctx context.Context, took time.Duration) bool {
+	var by *overtaken
+	switch {
+	case errors.As(context.Cause(ctx), &by):
+		return took < by.after+by.hedge
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return took < hedgeAfter
+	}
+	return true
 }
 
 // post makes one request. Its errors quote nothing of what the engine said.
@@ -254,7 +344,7 @@ func (i *Intake) post(ctx context.Context, address string, ep endpoint, body []b
 // because keeps of a transport error what the caller may see and branch on.
 func because(ctx context.Context, err error, what string) error {
 	switch {
-	case errors.Is(err, context.Canceled):
+	case errors.Is(err, context.Canceled) || errors.Is(ctx.Err(), context.Canceled):
 		return fmt.Errorf("%s: %w", what, context.Canceled)
 	case ctx.Err() != nil:
 		return fmt.Errorf("%s in time", what)

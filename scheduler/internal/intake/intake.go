@@ -25,9 +25,10 @@ var ErrInvalid = errors.New("invalid request")
 // Config of an Intake.
 type Config struct {
 	// Engines lists where engines listen that serve the model (a served name
-	// or an adapter's; empty: any model), as host:port or URL. It may be nil:
-	// then text never becomes tokens.
-	Engines func(model string) []string
+	// or an adapter's), as host:port or URL, and that may get APIKey and the
+	// prompt; an error says why none may. It may be nil: then text never becomes
+	// tokens.
+	Engines func(model string) ([]string, error)
 	// APIKey is sent to the engines as bearer token; empty: none.
 	APIKey string
 	// Timeout for turning one prompt into tokens, over all attempts; 0: 3 s. A
@@ -67,7 +68,7 @@ type counts struct {
 // New returns an Intake. Close frees its idle connections.
 func New(cfg Config) *Intake {
 	if cfg.Engines == nil {
-		cfg.Engines = func(string) []string { return nil }
+		cfg.Engines = func(string) ([]string, error) { return nil, nil }
 	}
 	cfg.Timeout = cmp.Or(cfg.Timeout, 3*time.Second)
 	cfg.CacheBytes = cmp.Or(cfg.CacheBytes, 64<<20)

@@ -244,7 +244,7 @@ func TestNoTokensIsAFallback(t *testing.T) {
 		}
 	})
 	t.Run("address", func(t *testing.T) {
-		i := newIntake(t, Config{Engines: func(string) []string { return []string{"", ":no\nhost"} }})
+		i := newIntake(t, Config{Engines: func(string) ([]string, error) { return []string{"", ":no\nhost"}, nil }})
 		p, err := i.Text(context.Background(), Request{}, "x")
 		if err != nil || !strings.Contains(p.Fallback, "not valid") {
 			t.Errorf("%v, %q", err, p.Fallback)

@@ -24,6 +24,7 @@ var wanted = []string{
 	"model", "cache_salt", "messages", "prompt", "prompt_embeds", "truncate_prompt_tokens",
 	"add_special_tokens", "documents", "reasoning_effort", "chat_template_kwargs",
 	"add_generation_prompt", "continue_final_message", "chat_template", "mm_processor_kwargs", "tools",
+	"prompt_logprobs", "echo", "logprobs",
 }
 
 // passed are the fields of a chat body that /tokenize takes under the same name.
@@ -69,6 +70,14 @@ func parseBody(raw []byte) (*body, error) {
 		b.why = "the body has neither messages nor prompt"
 	}
 	return b, nil
+}
+
+// skipsCache says whether the engine computes the whole prompt whatever it holds:
+// it has no logits of what is cached. A completion that echoes its prompt with
+// logprobs asks for those of the prompt.
+func (b *body) skipsCache() bool {
+	echoes := string(b.field("echo")) == "true" && b.field("prompt") != nil
+	return b.field("prompt_logprobs") != nil || echoes && b.field("logprobs") != nil
 }
 
 func (b *body) scan() bool {

@@ -16,6 +16,8 @@ type Request struct {
 	Model, Adapter, Salt string
 	// Items lie in the prompt's token coordinates, sorted by offset.
 	Items []blockkey.Item
+	// SkipsCache: the engine will not read its prefix cache for this request.
+	SkipsCache bool
 }
 
 // Prompt is a request whose prompt has keys, or can get them. Either Tokens
@@ -146,6 +148,7 @@ func (i *Intake) body(ctx context.Context, r Request, body []byte) (Prompt, erro
 	}
 	r.Model = cmp.Or(r.Model, b.model)
 	r.Salt = cmp.Or(r.Salt, b.salt)
+	r.SkipsCache = r.SkipsCache || b.skipsCache()
 	p := Prompt{Request: r, Note: b.note, Beginning: b.beginning()}
 	switch {
 	case b.why != "":

@@ -24,21 +24,6 @@ type Work struct{ Requests, Tokens, Pairs float64 }
 // Time of so much work in ms.
 func (c Curve) Time(w Work) float64 { return c.A*w.Requests + c.B*w.Tokens + c.C*w.Pairs }
 
-// towards draws a fit to the median of its model's: all the way where they
-// differ by less than the noise, hardly where another kind of engine shows.
-func (c Curve) towards(median Curve, tokens float64) Curve {
-	x := math.Pow(math.Log(c.Prefill(tokens, 0)/median.Prefill(tokens, 0))/noise, 4)
-	own := x / (x + 1)
-	if !(own >= 0) {
-		return median
-	}
-	return Curve{
-		A: own*c.A + (1-own)*median.A,
-		B: own*c.B + (1-own)*median.B,
-		C: own*c.C + (1-own)*median.C,
-	}
-}
-
 // busySeconds is the time that so many requests and tokens occupy the engine.
 // The fixed part is not counted: requests share it.
 func (c Curve) busySeconds(requests, tokens float64) float64 {
@@ -59,8 +44,6 @@ type Speed struct {
 	// OverheadMS is what callers saw beyond the prediction, by their reports. It
 	// may be negative.
 	OverheadMS float64
-	// QueueMS is what requests waited in the engine lately, on average.
-	QueueMS float64
 	// PromptTokens computed, and OutputTokens, of a mean request.
 	PromptTokens, OutputTokens float64
 	// Busy is the share of time spent in prefill; NaN: not known.

@@ -19,6 +19,15 @@ func (s *steps) add(ms, batch, n float64) {
 	s.by += w * batch * ms
 }
 
+// join adds what another fit has seen.
+func (s *steps) join(o *steps) {
+	s.nn += o.nn
+	s.nb += o.nb
+	s.bb += o.bb
+	s.ny += o.ny
+	s.by += o.by
+}
+
 func (s *steps) fade(keep float64) {
 	for _, sum := range []*float64{&s.nn, &s.nb, &s.bb, &s.ny, &s.by} {
 		*sum *= keep

@@ -252,7 +252,7 @@ func TestBrokenSessionsAreCountedByReason(t *testing.T) {
 	owner := first(b.pick(r))
 	id := b.fleet.View().Named(owner).ID
 	b.load(id, 0, 0, t0)
-	want := [policy.LeftReasons]uint64{1}
+	want, now := [policy.LeftReasons]uint64{1}, t0
 	check := func(why policy.Left, d *Decision, stays bool) {
 		t.Helper()
 		want[why]++
@@ -261,7 +261,7 @@ func TestBrokenSessionsAreCountedByReason(t *testing.T) {
 		}
 		// The session goes back for the next case.
 		m := b.fleet.View().Member(id)
-		b.fleet.Decide("s", t0, func(fleet.ID, bool, []fleet.Reserved) (fleet.Choice, bool) {
+		b.fleet.Decide("s", now, func(fleet.ID, bool, []fleet.Reserved) (fleet.Choice, bool) {
 			return fleet.Choice{Member: m, Session: "s"}, true
 		})
 	}
@@ -279,7 +279,7 @@ func TestBrokenSessionsAreCountedByReason(t *testing.T) {
 			b.fleet.Heard(m.ID, *m.Info, &l, now)
 		}
 	}
-	now := t0.Add(time.Second)
+	now = now.Add(time.Second)
 	others(0.99, 1, now)
 	check(policy.Full, b.pickAt(r, now), false)
 	now = now.Add(time.Second)

@@ -3,6 +3,7 @@ package pick
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
@@ -14,11 +15,13 @@ import (
 
 // work is what one decision needs while it is made. It is used again.
 type work struct {
+	view       *fleet.View // of the decision
 	candidates []candidate
 	shares     []share // of those that have something; candidates point to them
 	scopes     []scope
 	at         []int32 // by member number: its place in candidates plus one
 	held       index.Answer
+	ends       []index.End
 	sent       sighting
 	round      policy.Round
 	scores     []float64
@@ -32,6 +35,7 @@ type work struct {
 	room       *Room // nil: the request may not wait
 	misfits    int   // candidates with blocks of another size than the keys'
 	failing    bool  // all candidates are left out for failures
+	lost       bool  // all candidates are silent or out of reach
 	gauges     bool
 	ideal      int      // longest prefix in tokens that any member has, candidate or not
 	feasible   int      // longest that a candidate has
@@ -39,6 +43,7 @@ type work struct {
 	tie        uint64   // decides between equal candidates without keys; 0: all have keys
 	last       fleet.ID // member of the session's last request
 	known      bool     // there is one
+	only, not  names    // Request.Candidates and Exclude
 	choosing
 }
 
@@ -57,10 +62,13 @@ type candidate struct {
 // share is what a candidate has of the prompt.
 type share struct {
 	depth [index.Lanes]int // leading blocks that it holds
+	least bool             // what is credited is a lower bound
+	end   int              // blocks to where a hit ends; only where the member's rule has ends
 	// cached tokens by tier, and those beyond that are only predicted
 	gpu, host, disk, predicted int
 	sent                       int  // tokens that went there before, and may still be there
 	assumed                    bool // predicted stands on what was sent
+	last                       bool // predicted stands on the last known picture
 }
 
 func (s *share) cached() int { return s.gpu + s.host + s.disk }
@@ -105,19 +113,22 @@ func (w *work) release() {
 	}
 	w.scopes = w.scopes[:0]
 	w.texts = w.texts[:0]
-	w.misfits, w.failing, w.keyless, w.ideal, w.feasible = 0, false, false, 0, 0
-	w.room = nil
+	w.misfits, w.failing, w.lost, w.keyless, w.ideal, w.feasible = 0, false, false, false, 0, 0
+	w.room, w.view = nil, nil
+	w.only.release()
+	w.not.release()
 	clear(w.groups) // profiles that were replaced are not to be kept
 }
 
 // filter collects who may serve the request.
 func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
+	w.view = view
 	if len(view.Members) == 0 {
 		return ErrNoMembers
 	}
 	services := view.Serving(r.Model)
 	if len(services) == 0 {
-		return fmt.Errorf("model %q: %w", r.Model, ErrModel)
+		return fmt.Errorf("model %q: %w; served are %s", r.Model, ErrModel, listed(view.Names()))
 	}
 	before, anyFailing := view.Since(view.SilentBefore(now)), view.Failing()
 	doubtOf := func(s *fleet.Seat) doubt {
@@ -130,12 +141,18 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 		return sound
 	}
 	lists := len(r.Candidates)+len(r.Exclude) > 0 || r.not != nil
+	w.only.add(r.Candidates)
+	w.not.add(r.Exclude)
 	w.candidates = slices.Grow(w.candidates, len(services))
 	if missing := view.IDs() - len(w.at); missing > 0 {
 		w.at = append(w.at, make([]int32, missing)...)
 	}
 	least, most := lost, sound
-	var served, asleep int
+	length, tooLong := 0, r.Prompt.length() > view.ShortestContext()
+	if tooLong {
+		length = r.Prompt.length()
+	}
+	var served, asleep, excluded, short, longest int
 	for _, s := range services {
 		seat := &view.Seats[s.Position]
 		m := seat.Member
@@ -147,7 +164,15 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 			continue
 		}
 		served++
-		if lists && !r.admits(m.Info) {
+		if lists && !w.admits(r, m.Info) {
+			if w.not.name(m.Info) {
+				excluded++
+			}
+			continue
+		}
+		if tooLong && m.Info.MaxModelLen > 0 && length > m.Info.MaxModelLen {
+			short++
+			longest = max(longest, m.Info.MaxModelLen)
 			continue
 		}
 		if seat.Sleeping {
@@ -163,7 +188,7 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 		w.at[seat.ID] = int32(len(w.candidates))
 	}
 	// A candidate that is failing or silent is better than none.
-	w.failing = least == failing && len(w.candidates) > 0
+	w.failing, w.lost = least == failing && len(w.candidates) > 0, least == lost && len(w.candidates) > 0
 	if least < most {
 		clear(w.at)
 		kept := w.candidates[:0]
@@ -179,16 +204,38 @@ func (w *work) filter(r *Request, view *fleet.View, now time.Time) error {
 	switch {
 	case served == 0:
 		return fmt.Errorf("adapter %q of model %q: %w", r.Adapter, r.Model, ErrAdapter)
+	case len(w.candidates) == 0 && short > 0 && short+asleep+excluded == served:
+		return fmt.Errorf("the prompt has %d tokens, model %q takes %d at most: %w", length, r.Model, longest, ErrPrompt)
 	case len(w.candidates) == 0:
-		return fmt.Errorf("model %q: %d members, %d asleep, others not among the request's candidates: %w",
-			r.Model, served, asleep, ErrNoCandidate)
+		return fmt.Errorf("model %q: %d members, of which %d excluded by the request, %d asleep, %d with a shorter context than the prompt, %d not among the request's candidates or roles: %w",
+			r.Model, served, excluded, asleep, short, served-excluded-asleep-short, ErrNoCandidate)
 	}
 	w.shares = slices.Grow(w.shares, len(w.candidates))
 	return nil
 }
 
 // admits says whether the request's own lists let a member in.
-func (r *Request) admits(i *fleet.Info) bool {
-	return (len(r.Candidates) == 0 || named(r.Candidates, i)) && !named(r.Exclude, i) &&
-		(r.not == nil || *r.not != i.Role())
+func (w *work) admits(r *Request, i *fleet.Info) bool {
+	return (len(r.Candidates) == 0 || w.only.name(i)) && !w.not.name(i) && (r.not == nil || *r.not != i.Role())
+}
+
+const (
+	// maxListed names are in an error, and maxListedBytes of them.
+	maxListed, maxListedBytes = 10, 400
+)
+
+// listed are names for an error, as many as fit.
+func listed(names []string) string {
+	var b strings.Builder
+	for i, n := range names {
+		if i == maxListed || b.Len()+len(n) > maxListedBytes {
+			fmt.Fprintf(&b, " and %d more", len(names)-i)
+			break
+		}
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "%q", n)
+	}
+	return b.String()
 }

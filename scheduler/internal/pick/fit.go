@@ -47,7 +47,7 @@ func (p *Picker) fit(w *work, r *Request, needs policy.Needs) {
 			// The lengths are of what is left to do: a hit makes a request light.
 			cell := measured.At(output, float64(max(at.Uncached, 1)))
 			f.RPS, f.E2E, f.TTFT, f.TPOT = cell.RPS, 1000*cell.E2E, 1000*cell.TTFT, 1000*cell.TPOT
-			if !(f.RPS > 0 && f.E2E > 0) {
+			if r.Reserve && !(f.RPS > 0 && f.E2E > 0) {
 				p.unmeasured.Add(1)
 			}
 			t := measured.Targets
@@ -69,15 +69,15 @@ func (p *Picker) fit(w *work, r *Request, needs policy.Needs) {
 
 // ahead adds what waits for a candidate to its load.
 func (w *work) ahead() {
-	if w.room == nil {
+	if w.room == nil || len(w.room.Ahead) == 0 {
 		return
 	}
 	for i := range w.candidates {
-		a, ok := w.room.Ahead[w.candidates[i].member.ID]
-		if !ok {
+		id := int(w.candidates[i].seat.ID)
+		if id >= len(w.room.Ahead) {
 			continue
 		}
-		l := &w.round.Candidates[i].Load
+		a, l := &w.room.Ahead[id], &w.round.Candidates[i].Load
 		l.WaitMS += a.MS
 		l.Requests += float64(a.Requests)
 		w.round.Fits[i].InFlight += a.Share
@@ -113,6 +113,20 @@ func (w *work) full(pol *policy.Policy) *Full {
 		Adds:    fleet.Ahead{Requests: 1, MS: cost.Load + cost.Prefill, Share: share},
 		SlackMS: f.SlackMS + w.round.Elapsed,
 	}
+}
+
+// among lists the candidates for whoever lets the request wait.
+func (w *work) among(r *Request) {
+	if r.Room.Among == nil {
+		return
+	}
+	list := (*r.Room.Among)[:0]
+	for i := range w.candidates {
+		if r.not == nil {
+			list = append(list, w.candidates[i].seat.ID)
+		}
+	}
+	*r.Room.Among = list
 }
 
 // outputs learns the lengths of outputs from reports. Predicting takes no lock.

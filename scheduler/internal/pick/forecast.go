@@ -200,7 +200,7 @@ func (p *Picker) predict(w *work, r *Request, now time.Time) ([]blockkey.Key, ti
 	s.hash(r, maxMarks*stride)
 	ms := w.round.Costs[w.best].FirstToken()
 	first := time.Duration(min(ms, 1e6) * float64(time.Millisecond))
-	if c.member.Picture.Trust == fleet.Exact {
+	if w.exact(c, now) {
 		p.delay.watch(index.Member(c.member.ID), s.keys, now.Add(first))
 	}
 	life := min(first+p.delay.confirm(), maxForecastLife)

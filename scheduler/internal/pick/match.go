@@ -45,7 +45,7 @@ func (p *Picker) match(w *work, r *Request, now time.Time) error {
 			p.search(w, i, r, now)
 		}
 	}
-	w.breakTies(r, p.random())
+	w.breakTies(r, p.random(r))
 	return nil
 }
 
@@ -155,6 +155,9 @@ func (p *Picker) search(w *work, at int, r *Request, now time.Time) {
 			break
 		}
 	}
+	if r.SkipsCache {
+		return
+	}
 	length := r.Prompt.length()
 	for h, depth := range w.held.All() {
 		if c := w.candidate(fleet.ID(h.Member())); c != nil && int(c.scope) == at {
@@ -166,27 +169,45 @@ func (p *Picker) search(w *work, at int, r *Request, now time.Time) {
 			}
 		}
 	}
+	p.findEnds(w, at, length)
 	// Who is not found has nothing, and nothing is credited.
 	for h := range w.held.All() {
 		if c := w.candidate(fleet.ID(h.Member())); c != nil && int(c.scope) == at {
-			c.credit(length, s.BlockSize)
+			w.credit(c, length, s.BlockSize, now)
 			w.feasible = max(w.feasible, c.cached())
 		}
 	}
 	for _, m := range sent.found {
 		if c := w.candidate(m.member); c != nil && int(c.scope) == at && c.member.Picture.Epoch == m.epoch {
-			depth := min(m.depth, (length-1)/s.BlockSize) * s.BlockSize
-			if beyond := depth - c.cached(); beyond > 0 {
-				w.shareOf(c).predicted = beyond
-			}
+			w.foresee(c, m.depth, length, s.BlockSize)
 		}
 	}
 	if p.mirror.Tracks() {
 		for h := range w.held.All() {
 			if c := w.candidate(fleet.ID(h.Member())); c != nil && int(c.scope) == at {
-				p.assume(c, length, s.BlockSize)
+				p.assume(w, c, length, s.BlockSize, now)
 			}
 		}
+	}
+}
+
+// findEnds asks the index where hits end at members whose engines accept only
+// some of the blocks that they hold.
+func (p *Picker) findEnds(w *work, at, length int) {
+	s := &w.scopes[at]
+	w.ends = w.ends[:0]
+	for h, depth := range w.held.All() {
+		if c := w.candidate(fleet.ID(h.Member())); c != nil && int(c.scope) == at && h.On(index.LaneGPU) && c.member.Picture.Rule.Ends {
+			limit := min(int(depth), c.member.Picture.Rule.Limit(length, s.BlockSize))
+			w.ends = append(w.ends, index.End{Member: h.Member(), Limit: uint32(max(limit, 0))})
+		}
+	}
+	if len(w.ends) == 0 {
+		return
+	}
+	p.index.Ends(s.keys, w.ends)
+	for _, e := range w.ends {
+		w.candidate(fleet.ID(e.Member)).share.end = int(e.Blocks)
 	}
 }
 
@@ -195,36 +216,6 @@ func (w *work) candidate(id fleet.ID) *candidate {
 		return nil
 	}
 	return &w.candidates[w.at[id]-1]
-}
-
-// credit turns depths into cached tokens by tier.
-//
-// The engine always computes the last token of a prompt, so blocks in GPU
-// memory count up to floor((length-1)/size). What a connector brings from host
-// or disk is not cut by that rule: where a lane reaches deeper than the GPU's,
-// its blocks count up to floor(length/size), and a prompt of whole blocks can
-// be cached completely. Where it reaches no deeper, nothing says that the last
-// block lies outside the GPU, and the lower limit stays. All cached tokens
-// together are those of the deepest lane; each tier has what comes beyond the
-// tiers before it.
-//
-// Depths count if the picture is EXACT, and if it is APPROXIMATE, where they
-// are a lower bound. While it is rebuilt, or where there is none, nothing does.
-func (c *candidate) credit(length, size int) {
-	if t := c.member.Picture.Trust; t != fleet.Exact && t != fleet.Approximate {
-		return
-	}
-	s := c.share
-	gpu := min(s.depth[index.LaneGPU], (length-1)/size)
-	reach := func(l index.Lane, before int) int {
-		if s.depth[l] <= s.depth[index.LaneGPU] {
-			return before
-		}
-		return max(before, min(s.depth[l], length/size))
-	}
-	host := reach(index.LaneHost, gpu)
-	disk := reach(index.LaneDisk, host)
-	s.gpu, s.host, s.disk = gpu*size, (host-gpu)*size, (disk-host)*size
 }
 
 // breakTies finds what decides between equals: the first key that nobody has.
@@ -266,8 +257,19 @@ func withoutKey(r *Request, random uint64) uint64 {
 	return random
 }
 
-// random returns the number of this decision.
-func (p *Picker) random() uint64 { return mix(p.seed + p.turn.Add(1)*0x9e3779b97f4a7c15) }
+// random returns the number of this decision. Who only looks sees that of the
+// next; the second member of a pair has another than the first.
+func (p *Picker) random(r *Request) uint64 {
+	turn := p.turn.Load() + 1
+	if r.Reserve {
+		turn = p.turn.Add(1)
+	}
+	n := mix(p.seed + turn*0x9e3779b97f4a7c15)
+	if r.decode != nil {
+		n = mix(n)
+	}
+	return n
+}
 
 // mix is SplitMix64's finisher.
 func mix(z uint64) uint64 {

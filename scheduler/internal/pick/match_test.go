@@ -22,13 +22,13 @@ func TestCachedTokensByTier(t *testing.T) {
 		{"part of the prompt", 100, 3, 3, 3, Cached{GPU: 48}},
 		{"a partial last block", 100, 6, 6, 6, Cached{GPU: 96}},
 		{"the last token is computed", 96, 6, 6, 6, Cached{GPU: 80}},
-		{"a connector brings whole prompts", 96, 0, 6, 6, Cached{Host: 96}},
-		{"the last block from the host", 96, 5, 6, 6, Cached{GPU: 80, Host: 16}},
+		{"a connector may leave the last block out", 96, 0, 6, 6, Cached{Host: 80}},
+		{"the last block from the host", 96, 5, 6, 6, Cached{GPU: 80}},
 		{"each tier has what is beyond the last", 100, 1, 3, 6, Cached{GPU: 16, Host: 32, Disk: 48}},
-		{"disk only beyond the GPU", 96, 2, 2, 6, Cached{GPU: 32, Disk: 64}},
+		{"disk only beyond the GPU", 96, 2, 2, 6, Cached{GPU: 32, Disk: 48}},
 		{"one token", 1, 0, 0, 0, Cached{}},
 		{"one block", 16, 1, 1, 1, Cached{}},
-		{"one block on the host", 16, 0, 1, 1, Cached{Host: 16}},
+		{"one block on the host", 16, 0, 1, 1, Cached{}},
 	} {
 		b := newBed(t)
 		id := b.join("m")
@@ -62,6 +62,68 @@ func TestEvictionIsOneMembersAndHolesEndAPrefix(t *testing.T) {
 	got := cachedBy(b.pick(Request{Prompt: tokens(le)}))
 	if want := map[string]int{"m0": 32, "m1": 96}; !cmp.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// An engine's own rule says where a hit may end, and what is dropped of it.
+func TestHitsFollowTheEnginesRule(t *testing.T) {
+	drops, toTheEnd := fleet.HitRule{Dropped: 1}, fleet.HitRule{Dropped: 1, DroppedToTheEnd: true}
+	for _, c := range []struct {
+		name        string
+		rule        fleet.HitRule
+		length, gpu int
+		ends        []int // blocks up to each end
+		want        int
+	}{
+		{"no end", fleet.HitRule{Ends: true}, 100, 6, nil, 0},
+		{"the deepest end", fleet.HitRule{Ends: true}, 100, 6, []int{2, 4}, 64},
+		{"an end behind the prompt's last token", fleet.HitRule{Ends: true}, 96, 6, []int{3, 6}, 48},
+		{"a dropped block", drops, 100, 6, nil, 80},
+		{"a token must be left behind the dropped block", drops, 96, 6, nil, 64},
+		{"or not", toTheEnd, 96, 6, nil, 80},
+		{"nothing is left", drops, 100, 1, nil, 0},
+		{"ends that are dropped", fleet.HitRule{Ends: true, Dropped: 1}, 100, 6, []int{3, 6}, 80},
+		{"ends that are dropped, whole blocks", fleet.HitRule{Ends: true, Dropped: 1, DroppedToTheEnd: true}, 96, 6, []int{6}, 80},
+	} {
+		b := newBed(t)
+		id := b.join("m")
+		le := prompt(1, 0, c.length)
+		b.hold(id, index.LaneGPU, le, c.gpu)
+		b.hold(id, index.LaneHost, le, c.length/16)
+		keys, _ := blockkey.AppendBytes(nil, blockkey.Scope{Model: "model", BlockSize: 16}.Root(), le, 16, nil)
+		for _, e := range c.ends {
+			b.index.MarkEnds(index.Member(id), blockkey.Before(keys, e-1), uint32(e-1), keys[e-1:e])
+		}
+		b.fleet.SetPicture(id, fleet.Picture{Trust: fleet.Exact, Epoch: 1, Rule: c.rule})
+		if got := b.pick(Request{Prompt: tokens(le)}).Candidates[0].Cached; got != (Cached{GPU: c.want}) {
+			t.Errorf("%s: %+v, want %d", c.name, got, c.want)
+		}
+	}
+}
+
+// What outside GPU memory may count for one block more is no exact number.
+func TestWholeBlocksOutsideTheGPUAreALowerBound(t *testing.T) {
+	b := newBed(t)
+	id := b.join("m")
+	le := prompt(1, 0, 96)
+	b.hold(id, index.LaneHost, le, 6)
+	b.hold(id, index.LaneDisk, le, 6)
+	b.fleet.SetPicture(id, fleet.Picture{Trust: fleet.Exact, Epoch: 1, Held: [3]uint64{0, 6, 6}})
+	for length, want := range map[int]fleet.Trust{96: fleet.Approximate, 95: fleet.Exact} {
+		d := b.pick(Request{Prompt: tokens(le[:4*length])})
+		if got := d.Candidates[0]; got.Trust != want || got.Cached.Known() != 80 {
+			t.Errorf("%d tokens: %+v", length, got)
+		}
+	}
+}
+
+func TestRequestsThatSkipTheCacheGetNoCredit(t *testing.T) {
+	b := newBed(t)
+	id := b.join("m")
+	le := prompt(1, 0, 100)
+	b.gpu(id, le, 6)
+	if got := b.pick(Request{Prompt: tokens(le), SkipsCache: true}).Candidates[0].Cached; got != (Cached{}) {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -28,7 +28,8 @@ type Charge struct {
 	// Epoch of the member's engine that the decision stands on.
 	Epoch uint64
 	At    time.Time
-	// Amounts of the charge; its members and names are not told.
+	// Amounts of the charge, with the mark of its session; its members and names
+	// are not told.
 	Amounts fleet.Choice
 	// Marks are the keys of every Stride-th block that will be held there, and
 	// are to be believed for Life without an event.
@@ -65,7 +66,7 @@ func (o *outbox) charge(id fleet.Decision, c *fleet.Choice, keys []blockkey.Key,
 		At:       now,
 		Amounts: fleet.Choice{
 			Uncached: c.Uncached, PrefillMS: c.PrefillMS, FirstTokenMS: c.FirstTokenMS, Cached: c.Cached,
-			Share: c.Share, EndMS: c.EndMS,
+			Share: c.Share, EndMS: c.EndMS, Mark: c.SessionMark(),
 		},
 		Life: life,
 	}

@@ -13,6 +13,7 @@
 package pick
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"sync"
@@ -31,11 +32,7 @@ import (
 type Config struct {
 	Fleet *fleet.Fleet
 	Index *index.Index
-	// Policy and what follows as in Policies.
-	Policy, Shadow string
-	Targets        policy.Targets
-	Disaggregate   int
-	PullMS         float64
+	Policies
 	// Seed of the random numbers that break ties and feed the random policy.
 	Seed uint64
 }
@@ -44,6 +41,9 @@ type Config struct {
 type Policies struct {
 	// Policy for requests that name none; policy.Default when empty.
 	Policy string
+	// Allowed names what requests may name besides Policy and Shadow, without
+	// parameters, which they may choose; empty: every policy.
+	Allowed []string
 	// Shadow is asked about the same requests and does not decide; empty: none.
 	Shadow string
 	// Targets of requests that have none and whose profile has none.
@@ -63,6 +63,15 @@ func (p Policies) Check() error {
 	}
 	if _, err := policy.Named(p.Shadow); err != nil {
 		return fmt.Errorf("shadow: %w", err)
+	}
+	for _, name := range p.Allowed {
+		pol, err := policy.Named(name)
+		if err == nil && pol.Name != name {
+			err = fmt.Errorf("%.80q: want the name of a policy without parameters", name)
+		}
+		if err != nil {
+			return fmt.Errorf("allowed: %w", err)
+		}
 	}
 	return nil
 }
@@ -95,7 +104,7 @@ type Picker struct {
 // New returns a Picker, or an error if there is no such policy.
 func New(cfg Config) (*Picker, error) {
 	p := &Picker{fleet: cfg.Fleet, index: cfg.Index, seed: cfg.Seed}
-	if err := p.Use(Policies{Policy: cfg.Policy, Shadow: cfg.Shadow, Targets: cfg.Targets, Disaggregate: cfg.Disaggregate, PullMS: cfg.PullMS}); err != nil {
+	if err := p.Use(cfg.Policies); err != nil {
 		return nil, err
 	}
 	p.mirror = approx.New(approx.Config{Index: cfg.Index})
@@ -115,7 +124,8 @@ func (p *Picker) Use(policies Policies) error {
 }
 
 // Pick ranks the candidates of a request. With r.Reserve it charges the first
-// of them and names the decision. It keeps nothing of r.
+// of them and names the decision; without, it changes nothing at all, and says
+// what the next Pick would be. It keeps nothing of r.
 func (p *Picker) Pick(r *Request, now time.Time) (*Decision, error) {
 	d, _, err := p.decide(r, p.usual.Load().Shadow, false, now)
 	return d, err
@@ -123,17 +133,17 @@ func (p *Picker) Pick(r *Request, now time.Time) (*Decision, error) {
 
 // decide makes a decision; with explain also that of the shadow.
 func (p *Picker) decide(r *Request, shadow string, explain bool, now time.Time) (d, other *Decision, err error) {
-	name := r.Policy
-	if name == "" {
-		name = p.usual.Load().Policy
+	usual := p.usual.Load()
+	if err := usual.allows(r.Policy); err != nil {
+		return nil, nil, err
 	}
-	pol, err := p.policies.named(name)
+	pol, err := p.policies.named(cmp.Or(r.Policy, usual.Policy), r.Reserve)
 	if err != nil {
 		return nil, nil, err
 	}
 	var second *policy.Policy
 	if shadow != "" {
-		found, err := p.policies.named(shadow)
+		found, err := p.policies.named(shadow, r.Reserve)
 		if err != nil {
 			return nil, nil, fmt.Errorf("shadow: %w", err)
 		}
@@ -185,17 +195,25 @@ func (p *Picker) try(r *Request, pol policy.Policy, shadow *policy.Policy, expla
 	p.facts(w, r, pol.Needs, now)
 	var full *Full
 	var choice fleet.Choice
-	id, ok := p.fleet.Decide(r.Session, now, func(last fleet.ID, known bool, reserved []fleet.Reserved) (fleet.Choice, bool) {
+	var id fleet.Decision
+	choose := func(last fleet.ID, known bool, reserved []fleet.Reserved) (fleet.Choice, bool) {
 		w.last, w.known = last, known
 		w.rank(pol, reserved, now)
 		full, choice = w.full(&pol), w.choice(r)
-		return choice, r.Reserve && full == nil
-	})
-	if full != nil {
-		return nil, nil, full
+		return choice, full == nil
 	}
-	if r.Reserve && !ok {
-		return nil, nil, nil
+	if r.Reserve {
+		var ok bool
+		id, ok = p.fleet.Decide(r.Session, now, choose)
+		if full == nil && !ok {
+			return nil, nil, nil
+		}
+	} else {
+		p.fleet.Look(r.Session, choose)
+	}
+	if full != nil {
+		w.among(r)
+		return nil, nil, full
 	}
 	if r.Reserve {
 		keys, life := p.predict(w, r, now)
@@ -222,10 +240,12 @@ func (p *Picker) try(r *Request, pol policy.Policy, shadow *policy.Policy, expla
 
 // facts finds out what a policy asks for beyond load and cached tokens.
 func (p *Picker) facts(w *work, r *Request, needs policy.Needs, now time.Time) {
-	p.wanted.note(needs, now)
+	if r.Reserve {
+		p.wanted.note(needs, now)
+	}
 	p.affinity(w, r, needs, now)
 	if needs&policy.NeedsHistory != 0 {
-		p.history(w, r, now)
+		p.history(w, r)
 	}
 }
 

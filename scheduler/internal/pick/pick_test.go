@@ -43,6 +43,9 @@ func (b *bed) joinAs(info fleet.Info) fleet.ID {
 	if err != nil {
 		b.Fatal(err)
 	}
+	if info.Heartbeat == 0 {
+		info.Heartbeat = time.Hour // most tests are not about who is heard
+	}
 	b.fleet.Heard(id, info, nil, t0)
 	b.fleet.SetPicture(id, fleet.Picture{Trust: fleet.Exact, Epoch: 1})
 	return id
@@ -129,7 +132,7 @@ func TestScoreChangesNothing(t *testing.T) {
 }
 
 func TestUnknownPolicyOfThePickerIsAnError(t *testing.T) {
-	if _, err := New(Config{Policy: "what"}); !errors.Is(err, ErrPolicy) {
+	if _, err := New(Config{Policies: Policies{Policy: "what"}}); !errors.Is(err, ErrPolicy) {
 		t.Errorf("%v", err)
 	}
 }

@@ -1,6 +1,10 @@
 package pick
 
 import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -16,15 +20,24 @@ type policies struct {
 	count atomic.Int32
 }
 
-func (p *policies) named(name string) (policy.Policy, error) {
+func (p *policies) named(name string, keep bool) (policy.Policy, error) {
 	if pol, ok := p.known.Load(name); ok {
 		return pol.(policy.Policy), nil
 	}
 	pol, err := policy.Named(name)
-	if err == nil && p.count.Add(1) <= maxPolicies {
+	if keep && err == nil && p.count.Add(1) <= maxPolicies {
 		p.known.Store(name, pol)
 	}
 	return pol, err
+}
+
+// allows says whether requests may name the policy.
+func (p *Policies) allows(name string) error {
+	base, _, _ := strings.Cut(name, ":")
+	if len(p.Allowed) == 0 || name == "" || slices.Contains(p.Allowed, base) || name == cmp.Or(p.Policy, policy.Default) || name == p.Shadow {
+		return nil
+	}
+	return fmt.Errorf("policy %.80q: %w; allowed are %s and those that the scheduler uses itself", name, ErrNotAllowed, strings.Join(p.Allowed, ", "))
 }
 
 // substitute returns the policy that takes the place of one that goes by

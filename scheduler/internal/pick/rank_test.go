@@ -95,6 +95,7 @@ func TestSessionBreaksNearTies(t *testing.T) {
 	}
 	want := first(b.pick(Request{Prompt: tokens(prompt(1, 0, 2000)), Session: "s", Reserve: true}))
 	now := t0.Add(time.Minute)
+	b.fleet.Sweep(now)
 	for i := range 20 {
 		d := b.pickAt(Request{Prompt: tokens(prompt(uint32(100+i), 0, 2000)), Session: "s"}, now)
 		if first(d) != want || !strings.Contains(d.Reason, "session") {

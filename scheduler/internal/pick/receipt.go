@@ -52,9 +52,9 @@ type Candidate struct {
 	// Adapter that the request will use; empty: the base model.
 	Adapter string
 	Cached  Cached
-	// Trust in what this answer says of the member's cache: that in its
+	// Belief in what this answer says of the member's cache: that in its
 	// picture, or APPROXIMATE where what was sent there stands in for it.
-	Trust fleet.Trust
+	fleet.Belief
 	// Uncached tokens have to be computed.
 	Uncached int
 	Cost     policy.Cost
@@ -69,8 +69,9 @@ type Candidate struct {
 }
 
 // Cached is the usable prefix in tokens by where it lies. Host and Disk are
-// what comes beyond the tiers before; Predicted what an earlier decision sent
-// there beyond all that is known, and no event has confirmed.
+// what comes beyond the tiers before; Predicted what is believed there beyond all
+// that is known: sent by an earlier decision and confirmed by no event, or in the
+// last known picture.
 type Cached struct{ GPU, Host, Disk, Predicted int }
 
 // Known is what the picture of the cache promises.
@@ -104,11 +105,11 @@ func (w *work) receipt(r *Request, pol policy.Policy, view *fleet.View, now time
 			Member:  c.member,
 			Adapter: c.adapter,
 			Cached:  Cached{has.gpu, has.host, has.disk, has.predicted},
-			Trust:   c.trust(),
 			Cost:    w.round.Costs[at],
 			Age:     max(0, now.Sub(c.member.Heard)),
 			LoadAge: -1,
 		}
+		a.Belief = w.believe(c, now)
 		a.Uncached = max(0, length-a.Cached.Known()-a.Cached.Predicted)
 		a.Waiting = min(max(c.member.Load.Waiting, 0), int(c.requests))
 		a.Running = int(c.requests) - a.Waiting
@@ -120,19 +121,6 @@ func (w *work) receipt(r *Request, pol policy.Policy, view *fleet.View, now time
 	return d
 }
 
-// trust in what is believed cached there.
-func (c *candidate) trust() fleet.Trust {
-	if c.has().assumed {
-		return fleet.Approximate
-	}
-	return c.member.Picture.Trust
-}
-
-func (c *candidate) trusted() bool {
-	t := c.trust()
-	return t == fleet.Exact || t == fleet.Approximate
-}
-
 // fallback names what the answer lacks.
 func (w *work) fallback(r *Request, pol policy.Policy, view *fleet.View, now time.Time) string {
 	var lacks []string
@@ -141,13 +129,7 @@ func (w *work) fallback(r *Request, pol policy.Policy, view *fleet.View, now tim
 		instead = ": by the beginning of the prompt"
 	}
 	best := &w.candidates[w.best]
-	trusted := best.trusted()
-	for i := range w.candidates {
-		if trusted {
-			break
-		}
-		trusted = w.candidates[i].trusted()
-	}
+	belief := w.believe(best, now)
 	switch {
 	case len(r.Prompt.Tokens) == 0 && r.Prompt.BlockSize == 0:
 		why := r.Prompt.Fallback
@@ -157,12 +139,16 @@ func (w *work) fallback(r *Request, pol policy.Policy, view *fleet.View, now tim
 		lacks = append(lacks, why+instead)
 	case len(w.scopes) == 0:
 		lacks = append(lacks, "block size of no candidate is known"+instead)
-	case !trusted:
-		lacks = append(lacks, "no picture of any candidate: load and earlier decisions only")
+	case belief.Trust == fleet.Exact:
 	case best.has().assumed:
-		lacks = append(lacks, "picture of the first is "+best.member.Picture.Trust.String()+": what was sent there stands for it")
-	case best.member.Picture.Trust != fleet.Exact:
-		lacks = append(lacks, "picture of the first is "+best.member.Picture.Trust.String())
+		of := view.Believe(best.member, now).Trust
+		lacks = append(lacks, "picture of the first is "+of.String()+": what was sent there stands for it")
+	case w.blind(now):
+		lacks = append(lacks, "no picture of any candidate: load and earlier decisions only")
+	case best.has().last:
+		lacks = append(lacks, "picture of the first is "+belief.Trust.String()+": "+belief.Reason)
+	default:
+		lacks = append(lacks, "picture of the first is "+belief.Trust.String())
 	}
 	if w.misfits > 0 {
 		lacks = append(lacks, fmt.Sprintf("keys for blocks of %d tokens do not fit %d of %d candidates",
@@ -170,6 +156,9 @@ func (w *work) fallback(r *Request, pol policy.Policy, view *fleet.View, now tim
 	}
 	if w.failing {
 		lacks = append(lacks, "every candidate failed lately by report: the best of them")
+	}
+	if w.lost {
+		lacks = append(lacks, "every candidate is silent or out of its agent's reach: the best of them")
 	}
 	if view.Stale(now) {
 		lacks = append(lacks, "no member is heard: last known state")

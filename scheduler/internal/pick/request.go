@@ -18,6 +18,8 @@ var (
 	ErrAdapter = errors.New("unknown adapter")
 	// ErrPolicy: there is no such policy.
 	ErrPolicy = policy.ErrUnknown
+	// ErrNotAllowed: there is such a policy, but requests may not name it.
+	ErrNotAllowed = errors.New("policy not allowed")
 	// ErrPrompt: tokens or keys that cannot be, or keys of a block size that
 	// no candidate has.
 	ErrPrompt = errors.New("invalid prompt")
@@ -36,6 +38,8 @@ type Request struct {
 	// Items lie in the prompt's token coordinates, sorted by offset.
 	Items  []blockkey.Item
 	Prompt Prompt
+	// SkipsCache: nothing that anybody holds serves the request.
+	SkipsCache bool
 	// Session keeps the requests of a conversation together; may be empty.
 	Session string
 	// Candidates restricts the choice; empty: all that serve the model.
@@ -69,10 +73,14 @@ type Room struct {
 	// BudgetMS is the prefill that a member may have before and with the
 	// request.
 	BudgetMS float64
-	// Ahead are the requests that wait and are to be served before this one.
-	Ahead map[fleet.ID]fleet.Ahead
+	// Ahead are the requests that wait and are to be served before this one, by
+	// number of the member that they wait for.
+	Ahead []fleet.Ahead
 	// Hold: it has to wait in any case, and Pick says for whom.
 	Hold bool
+	// Among, if set, gets the candidates that a request which has to wait can
+	// use; none where that depends on more than its own lists.
+	Among *[]fleet.ID
 }
 
 // Full says that the request should wait.
@@ -116,25 +124,6 @@ func (p *Prompt) length() int {
 // Ref names members by what is not empty: a member, a pod with all its ranks,
 // or an address.
 type Ref struct{ Member, Pod, Address string }
-
-func (r *Ref) names(i *fleet.Info) bool {
-	switch {
-	case r.Member != "":
-		return r.Member == i.Name
-	case r.Pod != "":
-		return r.Pod == i.Pod
-	}
-	return r.Address != "" && r.Address == i.Address
-}
-
-func named(refs []Ref, i *fleet.Info) bool {
-	for j := range refs {
-		if refs[j].names(i) {
-			return true
-		}
-	}
-	return false
-}
 
 // Report is what a caller tells of a decision.
 type Report struct {

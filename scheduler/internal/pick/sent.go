@@ -41,7 +41,7 @@ func (p *Picker) send(w *work, r *Request, now time.Time) {
 		return
 	}
 	sent, history := p.wanted.now(now)
-	exact := c.member.Picture.Trust == fleet.Exact
+	exact := w.exact(c, now)
 	if exact && !sent && !history {
 		return
 	}
@@ -59,24 +59,9 @@ func (p *Picker) send(w *work, r *Request, now time.Time) {
 	}, now)
 }
 
-// assume credits what was sent to a candidate: to policies that ask for it,
-// and as a prediction where there is no exact picture.
-func (p *Picker) assume(c *candidate, length, size int) {
-	has := c.share
-	depth := has.depth[index.LaneApproximate]
-	if depth == 0 || !p.mirror.Follows(index.Member(c.member.ID), c.member.Picture.Epoch) {
-		return
-	}
-	has.sent = min(depth, (length-1)/size) * size
-	if beyond := has.sent - has.cached(); beyond > 0 && c.member.Picture.Trust != fleet.Exact {
-		has.predicted = max(has.predicted, beyond)
-		has.assumed = true
-	}
-}
-
 // history tells the policy what the candidates were sent lately, what the
 // request would push out, and whom its prefix was moved or copied to.
-func (p *Picker) history(w *work, r *Request, now time.Time) {
+func (p *Picker) history(w *work, r *Request) {
 	n := len(w.candidates)
 	w.histories = slices.Grow(w.histories[:0], n)[:n]
 	clear(w.histories)
@@ -101,7 +86,7 @@ func (p *Picker) history(w *work, r *Request, now time.Time) {
 		}
 		return &w.round.Candidates[w.at[id]-1]
 	}
-	p.mirror.Histories(now, func(id index.Member) int {
+	p.mirror.Histories(func(id index.Member) int {
 		if c := at(id); c != nil && c.BlockSize > 0 {
 			return max(c.Uncached, 0) / c.BlockSize
 		}
@@ -124,12 +109,15 @@ func (p *Picker) follow(view *fleet.View, now time.Time) {
 	sent, history := p.wanted.now(now)
 	for _, id := range p.mirror.Members() {
 		m := view.Member(fleet.ID(id))
-		switch {
-		case m == nil || !p.mirror.Follows(id, m.Picture.Epoch),
-			m.Picture.Trust == fleet.Exact && !sent && !history:
+		if m == nil || !p.mirror.Follows(id, m.Picture.Epoch) {
 			p.mirror.Forget(id)
-		default:
-			p.mirror.Lane(id, sent || m.Picture.Trust != fleet.Exact)
+			continue
+		}
+		trust := view.Believe(m, now).Trust
+		if trust == fleet.Exact && !sent && !history {
+			p.mirror.Forget(id)
+		} else {
+			p.mirror.Lane(id, sent || trust != fleet.Exact)
 		}
 	}
 	if history {

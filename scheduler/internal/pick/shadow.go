@@ -1,6 +1,7 @@
 package pick
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
@@ -41,8 +42,11 @@ func (w *work) shade(pol policy.Policy) Counterfactual {
 
 // Explain ranks all candidates by the policy that would decide, and by another
 // one: the picker's shadow where none is named, nil where there is neither. It
-// charges nothing.
+// changes nothing.
 func (p *Picker) Explain(r *Request, shadow string, now time.Time) (d, other *Decision, err error) {
+	if err := p.usual.Load().allows(shadow); err != nil {
+		return nil, nil, fmt.Errorf("shadow: %w", err)
+	}
 	if shadow == "" {
 		shadow = p.usual.Load().Shadow
 	}

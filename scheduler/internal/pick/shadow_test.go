@@ -112,7 +112,7 @@ func TestUnknownPoliciesAreRefusedWhole(t *testing.T) {
 	if _, _, err := b.Explain(&r, "nonsense", t0); !errors.Is(err, ErrPolicy) {
 		t.Error(err)
 	}
-	if _, err := New(Config{Fleet: fleet.New(fleet.Config{}), Shadow: "nonsense"}); !errors.Is(err, ErrPolicy) {
+	if _, err := New(Config{Fleet: fleet.New(fleet.Config{}), Policies: Policies{Shadow: "nonsense"}}); !errors.Is(err, ErrPolicy) {
 		t.Error(err)
 	}
 }

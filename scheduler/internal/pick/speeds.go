@@ -53,17 +53,13 @@ func (s *speeds) learn(view *fleet.View, now time.Time) {
 			running = float64(m.Load.Running)
 		}
 		s.curves.Observe(uint32(m.ID), m.Info.Model(), m.Load.At, learn.Totals{
-			PrefillSeconds:    t.PrefillSeconds,
-			PrefillTokens:     t.PrefillComputedTokens,
-			PrefillRequests:   t.PrefillRequests,
-			InterTokenSeconds: t.InterTokenSeconds,
-			InterTokenCount:   t.InterTokenCount,
-			QueueSeconds:      t.QueueSeconds,
-			QueueRequests:     t.QueueRequests,
-			GenerationTokens:  t.GenerationTokens,
-			PromptTokens:      t.PromptTokens,
-			CachedTokens:      t.CachedTokens,
-			Running:           running,
+			Begun:   learn.Begun{PromptTokens: t.PromptTokens, CachedTokens: t.CachedTokens},
+			Stepped: learn.Stepped{InterTokenSeconds: t.InterTokenSeconds, InterTokenCount: t.InterTokenCount},
+			Ended: learn.Ended{
+				Requests: t.PrefillRequests, PrefillSeconds: t.PrefillSeconds, ComputedTokens: t.PrefillComputedTokens,
+				PromptLength: t.RequestPromptTokens, OutputLength: t.RequestGenerationTokens,
+			},
+			Running: running,
 		})
 	}
 	s.fitted.Store(&table{speeds: s.curves.Fit(now), hashes: hashes})

@@ -1,5 +1,6 @@
 // Package replica lets the schedulers of a pool know of each other's decisions:
-// what each reserved on whom, what became of it, and what will be cached there.
+// what each reserved on whom, what became of it, where sessions went, and what
+// will be cached there.
 // It reads and writes one subject of the bus. What the news are good for it
 // leaves to pick.
 //
@@ -47,8 +48,10 @@ const (
 
 // Config of a Replica.
 type Config struct {
-	Conn   *nats.Conn
-	Pool   string
+	Conn *nats.Conn
+	Pool string
+	// Name of this scheduler, for the people behind others.
+	Name   string
 	Picker *pick.Picker
 	// Log of schedulers that come and go; nil: nowhere.
 	Log *slog.Logger
@@ -145,16 +148,16 @@ func (r *Replica) tell(ctx context.Context) {
 		}
 		r.count.sent.Add(1)
 	}
-	send(&pb.Picks{})
+	send(r.hello())
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-hello.C:
-			send(&pb.Picks{})
+			send(r.hello())
 			continue
 		case <-r.greet: // it shall not wait for the next hello
-			send(&pb.Picks{})
+			send(r.hello())
 			continue
 		case <-r.cfg.Picker.Untold():
 		}
@@ -170,6 +173,9 @@ func (r *Replica) tell(ctx context.Context) {
 		}
 	}
 }
+
+// hello is a sign of life.
+func (r *Replica) hello() *pb.Picks { return &pb.Picks{Name: r.cfg.Name} }
 
 // messagesOf packs news, charges before ends.
 func messagesOf(n *pick.News, now time.Time) []*pb.Picks {
@@ -200,6 +206,7 @@ func chargeOf(c *pick.Charge, now time.Time) *pb.Charge {
 		AgeMs:          uint32(max(0, now.Sub(c.At).Milliseconds())),
 		UncachedTokens: c.Amounts.Uncached, CachedTokens: c.Amounts.Cached,
 		PrefillMs: c.Amounts.PrefillMS, FirstTokenMs: c.Amounts.FirstTokenMS, Share: c.Amounts.Share, EndMs: c.Amounts.EndMS,
+		Session: c.Amounts.Mark,
 	}
 	if len(c.Marks) > 0 {
 		to.MarkStride, to.PredictedMs = pick.Stride, uint32(c.Life.Milliseconds())
@@ -213,6 +220,7 @@ func chargeOf(c *pick.Charge, now time.Time) *pb.Charge {
 
 // peer is another scheduler, as far as it was heard.
 type peer struct {
+	name     string // empty until it has said hello
 	sequence uint64
 	heard    time.Time
 }
@@ -230,7 +238,8 @@ func (r *Replica) hear(ctx context.Context, messages <-chan *nats.Msg) {
 			for sender, p := range peers {
 				if now.Sub(p.heard) > peerLife {
 					delete(peers, sender)
-					r.cfg.Log.Info("another scheduler is not heard any more", "sender", sender)
+					r.cfg.Log.Warn("another scheduler is not heard any more", "peer", p.name, "for", now.Sub(p.heard).Round(time.Millisecond),
+						"do", "nothing if it was stopped; else see whether it runs and reaches NATS")
 				}
 			}
 			r.known(len(peers))
@@ -261,12 +270,15 @@ func (r *Replica) take(peers map[uint64]*peer, p *pb.Picks, now time.Time) {
 		}
 		from = &peer{sequence: p.GetSequence() - 1}
 		peers[p.GetSender()] = from
-		r.cfg.Log.Info("another scheduler is heard", "sender", p.GetSender())
 		r.known(len(peers))
 		select {
 		case r.greet <- struct{}{}:
 		default:
 		}
+	}
+	if from.name == "" && p.GetName() != "" {
+		from.name = p.GetName()
+		r.cfg.Log.Info("another scheduler is heard", "peer", from.name)
 	}
 	switch next := p.GetSequence() - from.sequence; {
 	case p.GetSequence() <= from.sequence:
@@ -302,6 +314,7 @@ func adopted(c *pb.Charge, at time.Time) *pick.Charge {
 		Amounts: fleet.Choice{
 			Uncached: c.GetUncachedTokens(), Cached: c.GetCachedTokens(),
 			PrefillMS: c.GetPrefillMs(), FirstTokenMS: c.GetFirstTokenMs(), Share: c.GetShare(), EndMS: c.GetEndMs(),
+			Mark: c.GetSession(),
 		},
 	}
 	if c.GetMarkStride() == pick.Stride {

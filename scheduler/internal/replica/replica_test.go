@@ -63,7 +63,7 @@ type scout struct {
 
 func newScout(t *testing.T, s *server.Server, instance uint32) *scout {
 	t.Helper()
-	c := &scout{t: t, fleet: fleet.New(fleet.Config{Instance: instance})}
+	c := &scout{t: t, fleet: fleet.New(fleet.Config{Seed: [32]byte{byte(instance)}})}
 	now := time.Now()
 	for i := range members {
 		id, err := c.fleet.Join(name(i), now)
@@ -414,5 +414,78 @@ func TestNewsAreBoundedAndInOrder(t *testing.T) {
 	a.Take(&n)
 	if len(n.Charges)+len(n.Ends) != 0 {
 		t.Error("news are told twice")
+	}
+}
+
+// A session that one scheduler diverted is found by the other where it went, and
+// so is one that a caller took elsewhere.
+func TestOthersKnowWhereASessionWent(t *testing.T) {
+	a, b, _ := pair(t)
+	// All are near ties for short prompts: the session's last member decides.
+	ask := func(c *scout, seed uint32, not ...string) *pick.Decision {
+		r := request(seed, 200)
+		r.Session = "s"
+		for _, name := range not {
+			r.Exclude = append(r.Exclude, pick.Ref{Member: name})
+		}
+		return c.pick(r)
+	}
+	last := ""
+	for turn := uint32(1); turn <= 10; turn++ {
+		from, to := a, b
+		if turn%2 == 0 {
+			from, to = b, a
+		}
+		var not []string
+		if last != "" {
+			not = []string{last} // it is diverted
+		}
+		d := ask(from, 2*turn, not...)
+		last = first(d)
+		from.Report(pick.Report{Decision: d.ID, Outcome: fleet.Finished}, time.Now())
+		eventually(t, "the other has charge and end", func() bool {
+			return to.replica.Stats().Charges >= uint64(turn+1)/2 && to.fleet.Stats().Decisions == 0
+		})
+		r := request(2*turn+1, 200)
+		r.Session, r.Reserve = "s", false
+		if got := first(to.pick(r)); got != last {
+			t.Fatalf("turn %d: one scheduler sent the session to %s, the other would to %s", turn, last, got)
+		}
+	}
+	// The caller sent it to another member than was chosen.
+	d := ask(a, 100)
+	served := name(0)
+	if first(d) == served {
+		served = name(1)
+	}
+	a.Report(pick.Report{Decision: d.ID, Outcome: fleet.Finished, Member: served}, time.Now())
+	eventually(t, "the other knows who served it", func() bool {
+		r := request(101, 200)
+		r.Session, r.Reserve = "s", false
+		return first(b.pick(r)) == served
+	})
+}
+
+// An older decision that comes late does not take a session back.
+func TestTheLatestDecisionHasTheSession(t *testing.T) {
+	a := newScout(t, nil, 1)
+	r := request(1, 200)
+	r.Session = "s"
+	d := a.pick(r)
+	a.Report(pick.Report{Decision: d.ID, Outcome: fleet.Finished}, time.Now())
+	want := first(d)
+	other := name(0)
+	if other == want {
+		other = name(1)
+	}
+	late := &pick.Charge{Decision: 9, Member: other, Epoch: 7, At: time.Now().Add(-time.Second), Amounts: fleet.Choice{Mark: fleet.SessionMark("s")}}
+	if !a.Adopt(late, time.Now()) {
+		t.Fatal("not adopted")
+	}
+	a.Report(pick.Report{Decision: "9", Outcome: fleet.Finished}, time.Now())
+	next := request(2, 200)
+	next.Session = "s"
+	if got := first(a.pick(next)); got != want {
+		t.Errorf("%s, the latest was %s", got, want)
 	}
 }

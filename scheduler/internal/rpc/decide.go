@@ -6,6 +6,8 @@ import (
 	"math"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
@@ -43,13 +45,20 @@ func (s *Service) decide(ctx context.Context, in *pb.Request, reserve bool) (*pi
 	req.Reserve = reserve
 	now := time.Now()
 	came := now
+	told := Decided{Method: "score", Request: in, Session: req.Session, Start: start, Intake: came.Sub(start)}
+	if reserve {
+		told.Method = "pick"
+	}
 	var d *pick.Decision
-	if reserve && s.waits.Rules().Open() {
-		d, now, err = s.waits.pick(ctx, &req, int(in.GetPriority()), s.closed, now)
+	told.Queues = reserve && s.waits.Rules().Open()
+	if told.Queues {
+		d, now, err = s.waits.Pick(ctx, &req, int(in.GetPriority()), func() int64 { return heldBytes(in) }, s.closed, now)
 	} else {
 		d, err = s.cfg.Picker.Pick(&req, now)
 	}
 	if err != nil {
+		told.Queued = time.Since(came)
+		s.tell(ctx, told)
 		return nil, nil, s.unready(err)
 	}
 	ranking := s.rankingOf(d, now)
@@ -58,15 +67,23 @@ func (s *Service) decide(ctx context.Context, in *pb.Request, reserve bool) (*pi
 	if prompt.Note != "" {
 		ranking.Reason += " (" + prompt.Note + ")"
 	}
-	if s.cfg.Decided != nil {
-		method := "score"
-		if reserve {
-			method = "pick"
-		}
-		s.cfg.Decided(ctx, Decided{Method: method, Decision: d, Start: start, Took: time.Since(start) - queued, Queued: queued})
-	}
+	told.Decision, told.Took, told.Queued = d, time.Since(start)-queued, queued
+	s.tell(ctx, told)
 	return d, ranking, nil
 }
+
+func (s *Service) tell(ctx context.Context, d Decided) {
+	if s.cfg.Decided != nil {
+		s.cfg.Decided(ctx, d)
+	}
+}
+
+// callBytes is what a call takes while it waits, its request apart: stack,
+// stream and what the queue keeps.
+const callBytes = 16 << 10
+
+// heldBytes is what a call takes while it waits, apart from the prompt.
+func heldBytes(in *pb.Request) int64 { return callBytes + int64(proto.Size(in)) }
 
 // Explain ranks by two policies, and changes nothing.
 func (s *Service) Explain(ctx context.Context, in *pb.ExplainRequest) (*pb.ExplainResponse, error) {
@@ -122,10 +139,7 @@ func (s *Service) rankingOf(d *pick.Decision, now time.Time) *pb.Ranking {
 		c, to := &d.Candidates[i], &slots[i]
 		list[i] = &to.candidate
 		setMember(&to.member, c.Member)
-		s.setPicture(&to.picture, c.Member, now)
-		if c.Trust != c.Member.Picture.Trust {
-			to.picture.Trust, to.picture.Reason = trustOf(c.Trust), "no picture: what was sent there stands for it"
-		}
+		setPicture(&to.picture, c.Member, c.Belief, now)
 		to.cached.Gpu, to.cached.Host = uint64(c.Cached.GPU), uint64(c.Cached.Host)
 		to.cached.Disk, to.cached.Predicted = uint64(c.Cached.Disk), uint64(c.Cached.Predicted)
 		to.cost.TotalMs, to.cost.WaitMs, to.cost.LoadMs = c.Cost.Total, c.Cost.Wait, c.Cost.Load
@@ -140,9 +154,15 @@ func (s *Service) rankingOf(d *pick.Decision, now time.Time) *pb.Ranking {
 			to.candidate.PullFrom = peerOf(&c.Pull)
 		}
 	}
+	reason := d.Reason
+	if len(d.Candidates) > 0 {
+		if warning := s.warn(d.Candidates[0].Member.Info.Name); warning != "" {
+			reason += " (" + warning + ")"
+		}
+	}
 	r := &pb.Ranking{
 		Candidates:           list,
-		Reason:               d.Reason,
+		Reason:               reason,
 		Policy:               d.Policy,
 		Fallback:             d.Fallback,
 		PromptTokens:         uint64(d.PromptTokens),
@@ -193,11 +213,13 @@ func (s *Service) Report(_ context.Context, req *pb.ReportRequest) (*pb.ReportRe
 		OutputTokens: req.GetOutputTokens(),
 		TTFTMS:       req.GetTtftMs(),
 	}, time.Now())
-	if s.waits.Rules().Open() {
-		s.waits.stir()
-	}
+	s.waits.Wake()
 	if s.cfg.Reported != nil {
 		s.cfg.Reported(req.GetOutcome())
 	}
-	return &pb.ReportResponse{Known: known}, nil
+	resp := &pb.ReportResponse{Known: known}
+	if name := req.GetMember(); name != "" && s.cfg.Fleet.View().Named(name) == nil {
+		resp.Note = fmt.Sprintf("there is no member %.200q: nobody is charged or blamed for what it served", name)
+	}
+	return resp, nil
 }

@@ -67,7 +67,7 @@ func TestUnheardMembersAreNotExact(t *testing.T) {
 
 func TestNothingIsExactWithoutTheBus(t *testing.T) {
 	linked := true
-	h := build(t, func(c *Config) { c.Linked = func() bool { return linked } })
+	h := build(t, nil)
 	for _, want := range []pb.Trust{pb.Trust_TRUST_EXACT, pb.Trust_TRUST_SYNCING, pb.Trust_TRUST_EXACT} {
 		for id, got := range h.trusts(t) {
 			if got != want {
@@ -75,6 +75,7 @@ func TestNothingIsExactWithoutTheBus(t *testing.T) {
 			}
 		}
 		linked = !linked
+		h.fleet.Link(linked, time.Now())
 	}
 }
 
@@ -86,5 +87,26 @@ func TestUnknownModelsAreNotRefusedBeforeAllAreHeard(t *testing.T) {
 			t.Errorf("ready %v: %v", ready, err)
 		}
 		ready = true
+	}
+}
+
+// A picture that is in doubt is no promise, and the answer says so.
+func TestNoAnswerPromisesWhatItDoubts(t *testing.T) {
+	h := build(t, nil)
+	m := h.fleet.View().Named(name("b")) // holds 4 blocks of the prompt
+	info := *m.Info
+	info.Heartbeat = time.Millisecond
+	h.fleet.Heard(m.ID, info, nil, time.Now())
+	req := ask("m")
+	req.Request.Candidates = []*pb.MemberRef{{Ref: &pb.MemberRef_Member{Member: name("b")}}}
+	time.Sleep(10 * time.Millisecond) // three heartbeats are missing
+	resp, err := h.client.Score(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := resp.GetRanking()
+	c := r.GetCandidates()[0]
+	if c.GetPicture().GetTrust() != pb.Trust_TRUST_SYNCING || c.GetCached().GetGpu() != 0 || c.GetCached().GetPredicted() != 4*size || r.GetFallback() == "" {
+		t.Errorf("%v, %v, fallback %q", c.GetPicture(), c.GetCached(), r.GetFallback())
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/scheduler/internal/admission"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/learn"
 )
@@ -25,7 +26,6 @@ const (
 var (
 	errWatchers = errors.New("too many open Watch streams")
 	errCalls    = errors.New("too many calls at a time")
-	errClosing  = errors.New("the scheduler is stopping")
 )
 
 // Fleet says who is there.
@@ -60,7 +60,7 @@ func (s *Service) Watch(req *pb.WatchRequest, stream grpc.ServerStreamingServer[
 		case <-stream.Context().Done():
 			return stream.Context().Err()
 		case <-s.closed:
-			return errClosing
+			return admission.ErrClosed
 		case <-tick.C:
 		}
 	}
@@ -114,8 +114,8 @@ func (s *Service) memberState(view *fleet.View, m *fleet.Member, now time.Time) 
 		st.FailingMs, st.Chosen = max(1, milliseconds(until.Sub(now))), false
 	}
 	setMember(st.Member, m)
-	s.setPicture(st.Picture, m, now)
-	st.Labels = m.Info.Labels
+	setPicture(st.Picture, m, view.Believe(m, now), now)
+	st.Labels, st.Warning = m.Info.Labels, s.warn(m.Info.Name)
 	for _, a := range m.Info.Adapters {
 		st.Adapters = append(st.Adapters, a.Name)
 	}
@@ -155,21 +155,9 @@ func setMember(to *pb.Member, m *fleet.Member) {
 	to.Address, to.Rank = m.Info.Address, uint32(m.Info.Rank)
 }
 
-// provenFor is how many of a member's heartbeats may be missing while its
-// picture counts as proved. One that is late or lost is no doubt yet.
-const provenFor = 3
-
-// setPicture calls a picture EXACT only while somebody could object. Without
-// the bus, or the member's voice, it is the last known one.
-func (s *Service) setPicture(to *pb.Picture, m *fleet.Member, now time.Time) {
-	to.Trust, to.Reason = trustOf(m.Picture.Trust), m.Picture.Reason
-	switch {
-	case m.Picture.Trust != fleet.Exact:
-	case !s.cfg.Linked():
-		to.Trust, to.Reason = pb.Trust_TRUST_SYNCING, "the connection to NATS is lost: the last known picture"
-	case now.Sub(m.Heard) > provenFor*m.Info.Heartbeat:
-		to.Trust, to.Reason = pb.Trust_TRUST_SYNCING, "not heard lately: the last known picture"
-	}
+// setPicture writes a member's picture as far as it is believed.
+func setPicture(to *pb.Picture, m *fleet.Member, b fleet.Belief, now time.Time) {
+	to.Trust, to.Reason = trustOf(b.Trust), b.Reason
 	to.Epoch, to.Sequence, to.EngineBatches = m.Picture.Epoch, m.Picture.Sequence, m.Picture.EngineBatches
 	to.AgeMs = milliseconds(now.Sub(m.Heard))
 }

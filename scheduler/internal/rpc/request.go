@@ -46,10 +46,11 @@ func (s *Service) request(ctx context.Context, r *pb.Request) (pick.Request, int
 		return pick.Request{}, intake.Prompt{}, fmt.Errorf("no model is named: %w", intake.ErrInvalid)
 	}
 	return pick.Request{
-		Model:   p.Model,
-		Adapter: p.Adapter,
-		Salt:    p.Salt,
-		Items:   p.Items,
+		Model:      p.Model,
+		Adapter:    p.Adapter,
+		Salt:       p.Salt,
+		SkipsCache: p.SkipsCache,
+		Items:      p.Items,
 		Prompt: pick.Prompt{
 			Tokens:    p.Tokens,
 			Keys:      p.Keys,
@@ -88,9 +89,10 @@ func (s *Service) session(r *pb.Request) string {
 
 func (s *Service) prompt(ctx context.Context, r *pb.Request) (intake.Prompt, error) {
 	in := intake.Request{
-		Model:   r.GetModel(),
-		Adapter: r.GetAdapter(),
-		Salt:    r.GetCacheSalt(),
+		Model:      r.GetModel(),
+		Adapter:    r.GetAdapter(),
+		Salt:       r.GetCacheSalt(),
+		SkipsCache: r.GetSkipsPrefixCache(),
 	}
 	for _, it := range r.GetItems() {
 		in.Items = append(in.Items, blockkey.Item{ID: it.GetHash(), Offset: int(it.GetOffset()), Length: int(it.GetLength())})

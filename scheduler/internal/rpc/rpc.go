@@ -14,11 +14,10 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/scheduler/internal/admission"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
-	"github.com/kvscout/kvscout/scheduler/internal/line"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
-	"github.com/kvscout/kvscout/scheduler/internal/queue"
 )
 
 // Config of a Service. All but the observers must be set.
@@ -28,33 +27,40 @@ type Config struct {
 	Fleet  *fleet.Fleet
 	// Ready tells whether the pictures are complete.
 	Ready func() bool
-	// Linked tells whether the connection to the agents is there.
-	Linked func() bool
 	// CallTimeout of unary calls whose caller names no deadline.
 	CallTimeout time.Duration
 	// MaxWatchers bounds the open Watch streams, MaxCalls the unary calls under
-	// way.
+	// way besides those that wait for room.
 	MaxWatchers, MaxCalls int
-	// Line says how requests wait for room.
-	Line line.Rules
-	// Decided and Reported are told of every answer to Pick, Score and Report,
-	// on the caller's goroutine; nil: nobody is.
+	// Admission says how requests wait for room.
+	Admission admission.Rules
+	// Warn says what is wrong with a member beside its picture; empty: nothing.
+	// Nil: never anything.
+	Warn func(name string) string
+	// Decided is told of every request of Pick and Score that was understood,
+	// Reported of every Report, on the caller's goroutine; nil: nobody is.
 	Decided  func(context.Context, Decided)
 	Reported func(pb.Outcome)
 	Log      *slog.Logger
 }
 
-// Decided is one answer to Pick or Score, for whoever counts.
+// Decided is one request of Pick or Score, for whoever counts.
 type Decided struct {
 	// Method: pick or score.
 	Method string
-	// Decision; not to be changed, nor kept.
+	// Request as it came, and the Session that was found in it; not to be kept.
+	Request *pb.Request
+	Session string
+	// Decision; nil: none was made. Not to be changed, nor kept.
 	Decision *pick.Decision
-	// Start is when the request was decoded, Took the time from there.
-	Start time.Time
-	Took  time.Duration
-	// Queued is how long it waited for room besides.
+	// Start is when the request was decoded, Took the time from there to the
+	// decision. Intake is its first part: reading the prompt, for which engines may
+	// be asked.
+	Start        time.Time
+	Took, Intake time.Duration
+	// Queued is how long it waited for room besides; Queues: it might have to.
 	Queued time.Duration
+	Queues bool
 }
 
 // Service implements pb.SchedulerServer. Its Unary and Stream interceptors
@@ -62,7 +68,7 @@ type Decided struct {
 type Service struct {
 	pb.UnimplementedSchedulerServer
 	cfg      Config
-	waits    *waits
+	waits    *admission.Waits
 	closed   chan struct{}
 	closing  atomic.Bool
 	patience atomic.Int64 // CallTimeout
@@ -74,22 +80,27 @@ type Service struct {
 
 // New returns a Service.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, closed: make(chan struct{}), waits: newWaits(cfg.Line, cfg.Picker)}
+	s := &Service{cfg: cfg, closed: make(chan struct{}), waits: admission.NewWaits(cfg.Admission, cfg.Fleet, cfg.Picker)}
 	s.SetCallTimeout(cfg.CallTimeout)
 	return s
 }
 
 // Run serves those who wait for room, until ctx is done.
 func (s *Service) Run(ctx context.Context) error {
-	s.waits.run(ctx)
+	s.waits.Run(ctx)
 	return nil
 }
 
-// SetLine changes Config.Line for requests that come from now on. Those that
-// wait go on waiting as long as they were told.
-func (s *Service) SetLine(r line.Rules) {
-	s.waits.Set(r)
-	s.waits.stir()
+// SetAdmission changes Config.Admission. Those that wait go on waiting as long
+// as they were told, unless nobody may wait any more.
+func (s *Service) SetAdmission(r admission.Rules) { s.waits.Set(r) }
+
+// warn is Config.Warn.
+func (s *Service) warn(name string) string {
+	if s.cfg.Warn == nil {
+		return ""
+	}
+	return s.cfg.Warn(name)
 }
 
 // SetCallTimeout changes Config.CallTimeout for calls that come from now on.
@@ -113,7 +124,7 @@ type Stats struct {
 	// Panics that were turned into errors.
 	Panics uint64
 	// Queue of those who wait for room.
-	Queue queue.Stats
+	Queue admission.Stats
 }
 
 // Stats returns the counts.
@@ -129,7 +140,7 @@ func (s *Service) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	defer func() { err = statusOf(err) }()
 	defer s.recover(info.FullMethod, &err)
 	defer s.calls.Add(-1)
-	if s.calls.Add(1) > int64(s.cfg.MaxCalls) {
+	if s.calls.Add(1) > int64(s.cfg.MaxCalls+s.waits.Waiting()) {
 		s.refused.Add(1)
 		return nil, fmt.Errorf("%d calls are under way: %w", s.cfg.MaxCalls, errCalls)
 	}

@@ -87,15 +87,15 @@ func build(t *testing.T, change func(*Config)) *house {
 	if err != nil {
 		t.Fatal(err)
 	}
-	in := intake.New(intake.Config{Engines: func(model string) []string {
+	in := intake.New(intake.Config{Engines: func(model string) ([]string, error) {
 		if model == "m" {
-			return []string{h.engine.URL}
+			return []string{h.engine.URL}, nil
 		}
-		return nil
+		return nil, nil
 	}})
 	t.Cleanup(in.Close)
 	cfg := Config{
-		Intake: in, Picker: picker, Fleet: h.fleet, Ready: func() bool { return true }, Linked: func() bool { return true },
+		Intake: in, Picker: picker, Fleet: h.fleet, Ready: func() bool { return true },
 		CallTimeout: 5 * time.Second, MaxWatchers: 2,
 		MaxCalls: 100, Log: slog.New(slog.DiscardHandler),
 		Decided: func(_ context.Context, d Decided) { h.events = append(h.events, d) },
@@ -360,8 +360,11 @@ func TestReport(t *testing.T) {
 	}
 	resp, err := h.client.Report(t.Context(), &pb.ReportRequest{Decision: d, Outcome: pb.Outcome_OUTCOME_FINISHED,
 		PromptTokens: proto.Uint64(100), CachedTokens: proto.Uint64(48)})
-	if err != nil || !resp.GetKnown() {
+	if err != nil || !resp.GetKnown() || resp.GetNote() != "" {
 		t.Fatal(err, resp)
+	}
+	if resp, err := h.client.Report(t.Context(), &pb.ReportRequest{Decision: picked(), Outcome: pb.Outcome_OUTCOME_CANCELLED, Member: "ns_nobody_0"}); err != nil || !resp.GetKnown() || !strings.Contains(resp.GetNote(), `no member "ns_nobody_0"`) {
+		t.Error(err, resp)
 	}
 	if s := state(); s.GetReservedTokens() != 0 || s.GetReportedPromptTokens() != 100 || s.GetReportedCachedTokens() != 48 ||
 		s.GetPredictedCachedTokens() != 64 || s.GetReportedRequests() != 1 {
@@ -511,7 +514,7 @@ func TestDeadlines(t *testing.T) {
 	}))
 	defer engine.Close()
 	defer close(hold)
-	in := intake.New(intake.Config{Engines: func(string) []string { return []string{engine.URL} }, Timeout: time.Minute})
+	in := intake.New(intake.Config{Engines: func(string) ([]string, error) { return []string{engine.URL}, nil }, Timeout: time.Minute})
 	defer in.Close()
 	h := build(t, func(c *Config) { c.Intake, c.CallTimeout = in, 300*time.Millisecond })
 	req := &pb.ScoreRequest{Request: &pb.Request{Model: "m", Prompt: &pb.Request_Text{Text: "x"}}}

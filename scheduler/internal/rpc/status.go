@@ -8,9 +8,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvscout/kvscout/scheduler/internal/admission"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
-	"github.com/kvscout/kvscout/scheduler/internal/queue"
 )
 
 // maxMessage bounds the text of a status: errors quote names that callers made.
@@ -28,11 +28,12 @@ var codeOf = []struct {
 }{
 	{context.Canceled, codes.Canceled},
 	{context.DeadlineExceeded, codes.DeadlineExceeded},
-	{errWaited, codes.DeadlineExceeded},
-	{queue.ErrFull, codes.ResourceExhausted},
+	{admission.ErrWaited, codes.DeadlineExceeded},
+	{admission.ErrFull, codes.ResourceExhausted},
 	{intake.ErrInvalid, codes.InvalidArgument},
 	{pick.ErrPrompt, codes.InvalidArgument},
 	{pick.ErrPolicy, codes.InvalidArgument},
+	{pick.ErrNotAllowed, codes.PermissionDenied},
 	{errUnready, codes.Unavailable},
 	{pick.ErrModel, codes.NotFound},
 	{pick.ErrAdapter, codes.NotFound},
@@ -40,7 +41,7 @@ var codeOf = []struct {
 	{pick.ErrNoMembers, codes.Unavailable},
 	{errWatchers, codes.ResourceExhausted},
 	{errCalls, codes.ResourceExhausted},
-	{errClosing, codes.Unavailable},
+	{admission.ErrClosed, codes.Unavailable},
 }
 
 // statusOf gives an error its status. What has one keeps it: that comes from

@@ -14,19 +14,21 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/scheduler/internal/admission"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
-	"github.com/kvscout/kvscout/scheduler/internal/line"
-	"github.com/kvscout/kvscout/scheduler/internal/queue"
+	"github.com/kvscout/kvscout/scheduler/internal/pick"
 )
 
 // waitingRoom is a service in which a member takes one request at a time.
-func waitingRoom(t *testing.T, l line.Rules) *house {
+func waitingRoom(t *testing.T, r admission.Rules, change ...func(*Config)) *house {
 	t.Helper()
-	l.BudgetMS = 1e-6
-	if l.Wait == 0 {
-		l.Wait = time.Minute
-	}
-	h := build(t, func(c *Config) { c.Line = l })
+	r.BudgetMS = 1e-6
+	h := build(t, func(c *Config) {
+		c.Admission, c.Decided = r, nil // many calls at a time
+		for _, f := range change {
+			f(c)
+		}
+	})
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -64,11 +66,8 @@ func (h *house) finish(t *testing.T, decision string) {
 }
 
 func TestQueuedPicksAreAnsweredInSlackOrder(t *testing.T) {
-	h := waitingRoom(t, line.Rules{Queue: queue.Config{Length: 10}})
-	first, err := h.client.Pick(t.Context(), on(&pb.Request{}))
-	if err != nil || first.GetRanking().GetQueuedMs() != 0 {
-		t.Fatalf("%v, %v", first, err)
-	}
+	h := waitingRoom(t, admission.Rules{Length: 10})
+	first := h.occupy(t)
 	var mu sync.Mutex
 	var order []string
 	var g sync.WaitGroup
@@ -92,7 +91,7 @@ func TestQueuedPicksAreAnsweredInSlackOrder(t *testing.T) {
 		})
 		h.untilWaiting(t, i+1)
 	}
-	h.finish(t, first.GetDecision())
+	h.finish(t, first)
 	g.Wait()
 	if want := []string{"important", "urgent", "relaxed", "none"}; !cmp.Equal(order, want) {
 		t.Errorf("%v, want %v", order, want)
@@ -103,11 +102,8 @@ func TestQueuedPicksAreAnsweredInSlackOrder(t *testing.T) {
 }
 
 func TestOneThatIsCancelledLeavesItsPlace(t *testing.T) {
-	h := waitingRoom(t, line.Rules{Queue: queue.Config{Length: 1}})
-	first, err := h.client.Pick(t.Context(), on(&pb.Request{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := waitingRoom(t, admission.Rules{Length: 1})
+	first := h.occupy(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	left := make(chan error, 1)
 	go func() {
@@ -115,7 +111,7 @@ func TestOneThatIsCancelledLeavesItsPlace(t *testing.T) {
 		left <- err
 	}()
 	h.untilWaiting(t, 1)
-	_, err = h.client.Pick(t.Context(), on(&pb.Request{}))
+	_, err := h.client.Pick(t.Context(), on(&pb.Request{}))
 	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "-queue-length") {
 		t.Errorf("a full queue: %v", err)
 	}
@@ -124,7 +120,7 @@ func TestOneThatIsCancelledLeavesItsPlace(t *testing.T) {
 		t.Errorf("the one that was cancelled: %v", err)
 	}
 	h.untilWaiting(t, 0)
-	h.finish(t, first.GetDecision())
+	h.finish(t, first)
 	// Its place is free: nothing is charged any more.
 	second, err := h.client.Pick(t.Context(), on(&pb.Request{}))
 	if err != nil || second.GetRanking().GetQueuedMs() > 0 {
@@ -133,10 +129,8 @@ func TestOneThatIsCancelledLeavesItsPlace(t *testing.T) {
 }
 
 func TestADeadlineEndsTheWait(t *testing.T) {
-	h := waitingRoom(t, line.Rules{Queue: queue.Config{Length: 10}, Wait: 30 * time.Millisecond})
-	if _, err := h.client.Pick(t.Context(), on(&pb.Request{})); err != nil {
-		t.Fatal(err)
-	}
+	h := waitingRoom(t, admission.Rules{Length: 10, Wait: 30 * time.Millisecond})
+	h.occupy(t)
 	for name, wait := range map[string]time.Duration{"the caller's": 10 * time.Millisecond, "the longest": 0} {
 		ctx := t.Context()
 		if wait > 0 {
@@ -156,10 +150,8 @@ func TestADeadlineEndsTheWait(t *testing.T) {
 }
 
 func TestCloseEndsTheWait(t *testing.T) {
-	h := waitingRoom(t, line.Rules{Queue: queue.Config{Length: 10}})
-	if _, err := h.client.Pick(t.Context(), on(&pb.Request{})); err != nil {
-		t.Fatal(err)
-	}
+	h := waitingRoom(t, admission.Rules{Length: 10})
+	h.occupy(t)
 	errs := make(chan error, 5)
 	for range cap(errs) {
 		go func() {
@@ -178,7 +170,7 @@ func TestCloseEndsTheWait(t *testing.T) {
 
 // Many come and go at once: nobody is lost, and nothing stays charged.
 func TestManyComeAndGo(t *testing.T) {
-	h := waitingRoom(t, line.Rules{Queue: queue.Config{Length: 1000}})
+	h := waitingRoom(t, admission.Rules{Length: 1000})
 	var g sync.WaitGroup
 	for i := range 100 {
 		g.Go(func() {
@@ -213,11 +205,11 @@ func TestManyComeAndGo(t *testing.T) {
 	}
 }
 
-// How requests wait can change while some do.
-func TestTheLineChangesWhileRequestsWait(t *testing.T) {
-	h := waitingRoom(t, line.Rules{})
-	rules := func(length int) line.Rules {
-		return line.Rules{Queue: queue.Config{Length: length}, BudgetMS: 1e-6, Wait: time.Minute}
+// How requests wait can change while some do. With a length of 0 nobody waits any more.
+func TestTheRulesChangeWhileRequestsWait(t *testing.T) {
+	h := waitingRoom(t, admission.Rules{})
+	rules := func(length int) admission.Rules {
+		return admission.Rules{Length: length, BudgetMS: 1e-6, Wait: time.Minute}
 	}
 	pick := func() string {
 		t.Helper()
@@ -227,8 +219,8 @@ func TestTheLineChangesWhileRequestsWait(t *testing.T) {
 		}
 		return answer.GetDecision()
 	}
-	open := []string{pick(), pick()} // without a line nobody waits
-	h.SetLine(rules(1))
+	open := []string{pick(), pick()} // without a queue nobody waits
+	h.SetAdmission(rules(1))
 	waited := make(chan string, 1)
 	go func() {
 		answer, err := h.client.Pick(t.Context(), on(&pb.Request{}))
@@ -241,14 +233,115 @@ func TestTheLineChangesWhileRequestsWait(t *testing.T) {
 	if _, err := h.client.Pick(t.Context(), on(&pb.Request{})); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("beyond the length: %v", err)
 	}
-	h.SetLine(rules(0))
-	open = append(open, pick())
-	if n := h.Stats().Queue.Waiting; n != 1 {
-		t.Errorf("%d wait after the line was closed, want 1", n)
-	}
+	h.SetAdmission(rules(0))
+	open = append(open, pick(), <-waited) // whoever waited is let go
+	h.untilWaiting(t, 0)
 	for _, d := range open {
 		h.finish(t, d)
 	}
-	h.finish(t, <-waited)
+}
+
+// occupy keeps member a busy for as long as the test takes.
+func (h *house) occupy(t *testing.T) (decision string) {
+	t.Helper()
+	first, err := h.client.Pick(t.Context(), on(&pb.Request{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.client.Report(t.Context(), &pb.ReportRequest{Decision: first.GetDecision(), Outcome: pb.Outcome_OUTCOME_FIRST_TOKEN}); err != nil {
+		t.Fatal(err)
+	}
+	if queued := first.GetRanking().GetQueuedMs(); queued != 0 {
+		t.Errorf("the first waited for %v ms", queued)
+	}
+	return first.GetDecision()
+}
+
+// pick asks for a member of a model.
+func (h *house) pick(ctx context.Context, model string) (*pb.PickResponse, error) {
+	return h.client.Pick(ctx, &pb.PickRequest{Request: &pb.Request{Model: model, Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: prompt}}}})
+}
+
+// The queue of one model is full: another model answers at once, with calls left
+// for it however many wait.
+func TestAFullQueueIsItsModelsOwn(t *testing.T) {
+	const waiting = 150 // more than calls may be under way
+	h := waitingRoom(t, admission.Rules{Length: waiting})
+	join(t, h.fleet, fleet.Info{Heartbeat: time.Minute, Namespace: "ns", Pod: "pod-idle", PodUID: "uid-idle", Address: "10.0.1.1:8000", Models: []string{"idle"}, BlockSize: size})
+	h.occupy(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var g sync.WaitGroup
+	for i := range waiting {
+		g.Go(func() { _, _ = h.client.Pick(ctx, on(&pb.Request{})) })
+		if i%50 == 49 {
+			h.untilWaiting(t, i+1)
+		}
+	}
+	if _, err := h.client.Pick(t.Context(), on(&pb.Request{})); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "the queue is full") {
+		t.Errorf("one more for the busy model: %v", err)
+	}
+	answer, err := h.pick(t.Context(), "idle")
+	if err != nil || answer.GetRanking().GetQueuedMs() != 0 {
+		t.Errorf("the idle model: %v, %v", answer, err)
+	}
+	cancel()
+	g.Wait()
 	h.untilWaiting(t, 0)
+}
+
+// Those who wait for one busy member are not in the way of one that can use an
+// idle one.
+func TestPinnedPicksDoNotHoldOthers(t *testing.T) {
+	h := waitingRoom(t, admission.Rules{Length: 100})
+	h.occupy(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var g sync.WaitGroup
+	for range 64 {
+		g.Go(func() { _, _ = h.client.Pick(ctx, on(&pb.Request{})) })
+	}
+	h.untilWaiting(t, 64)
+	// The other members are idle; what this takes is the machine's.
+	deadline, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	defer stop()
+	answer, err := h.pick(deadline, "m")
+	if err != nil || answer.GetRanking().GetCandidates()[0].GetMember().GetId() == name("a") {
+		t.Errorf("%v, %v", answer, err)
+	}
+	cancel()
+	g.Wait()
+}
+
+// What panics on behalf of a request that waits ends its call, and no other.
+func TestAPanicInAWaitingPickEndsItAlone(t *testing.T) {
+	// The picker has no index, which it asks for the blocks of a prompt when the
+	// block size of a member is known.
+	broken := fleet.New(fleet.Config{})
+	blocks := func(size int) {
+		join(t, broken, fleet.Info{Heartbeat: time.Minute, Namespace: "ns", Pod: "pod-a", PodUID: "uid-a", Models: []string{"m"}, BlockSize: size})
+	}
+	blocks(0)
+	picker, err := pick.New(pick.Config{Fleet: broken})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := waitingRoom(t, admission.Rules{Length: 10}, func(c *Config) { c.Fleet, c.Picker = broken, picker })
+	first, err := h.pick(t.Context(), "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	waited := make(chan error, 1)
+	go func() {
+		_, err := h.pick(t.Context(), "m")
+		waited <- err
+	}()
+	h.untilWaiting(t, 1)
+	blocks(size)
+	if err := <-waited; status.Code(err) != codes.Internal || h.Stats().Panics != 1 {
+		t.Errorf("%v, %d panics", err, h.Stats().Panics)
+	}
+	blocks(0)
+	picker.Report(pick.Report{Decision: first.GetDecision(), Outcome: fleet.Finished}, time.Now())
+	if _, err := h.pick(t.Context(), "m"); err != nil {
+		t.Errorf("the next one: %v", err)
+	}
 }

@@ -31,7 +31,7 @@ type request struct {
 	decision string        // the scheduler's name for where it goes
 	priority int64         // lower is served first, where the engine goes by it
 	turn     uint64        // order of arrival at the engine
-	came     time.Duration // at the engine
+	taken    time.Duration // by the engine, when the step under way was over
 	queued   time.Duration // how long the scheduler let it wait
 
 	blocks   []int32 // its KV memory, in order
@@ -42,6 +42,7 @@ type request struct {
 	begun                bool          // admitted once
 	cached               int           // tokens of the prompt found at first admission
 	firstAdmitted, first time.Duration // when it began to compute; when the first token came
+	last                 time.Duration // when the latest token came
 	predictedMS          float64
 	predictedCached      int
 	resent               int
@@ -75,13 +76,20 @@ type engine struct {
 	stretch  stretch
 
 	waiting, running []*request
+	fresh            []*request // those waiting that came since a stretch was planned
 	served           []*request // those running when a stretch was planned
 	arrivals         uint64
+	// shown are the gauges as they stood when the last stretch ended: an engine
+	// tells of itself at the end of each step.
+	shown gauges
 
 	tell   teller
 	totals fleet.Totals
 	counts counts
 }
+
+// gauges of an engine.
+type gauges struct{ running, waiting, used int }
 
 // counts of an engine since the run began.
 type counts struct {
@@ -121,9 +129,10 @@ func (e *engine) fits(r *request) bool {
 // serve takes a request that fits.
 func (e *engine) serve(r *request) {
 	e.arrivals++
-	r.turn, r.came = e.arrivals, e.calendar.now
+	r.turn = e.arrivals
 	r.goal = r.Length
 	e.wait(r)
+	e.fresh = append(e.fresh, r)
 	if !e.busy {
 		e.begin()
 		return
@@ -153,6 +162,11 @@ func (e *engine) begin() {
 	e.busy = false
 	s := &e.stretch
 	*s = stretch{start: e.calendar.now, decodes: s.decodes[:0], prefills: s.prefills[:0]}
+	for _, r := range e.fresh {
+		r.taken = e.calendar.now
+	}
+	clear(e.fresh)
+	e.fresh = e.fresh[:0]
 	budget, preempted := e.profile.StepTokens, false
 	e.served = append(e.served[:0], e.running...)
 	for _, r := range e.served {
@@ -211,6 +225,7 @@ func (e *engine) begin() {
 		if preempted {
 			e.begin() // who gave up memory left it to others
 		}
+		e.shown = e.gauges()
 		return
 	}
 	s.steps = 1
@@ -301,11 +316,10 @@ func (e *engine) finish() {
 		from := r.computed
 		r.computed += s.steps
 		e.nameFrom(r, from/e.blockSize, r.computed/e.blockSize)
-		e.totals.InterTokenSeconds += took.Seconds()
-		e.totals.InterTokenCount += float64(s.steps)
 		e.token(r, s.steps)
 	}
 	e.running = slices.DeleteFunc(e.running, func(r *request) bool { return r.made >= r.Output })
+	e.shown = e.gauges()
 	e.tell.step()
 	e.begin()
 }
@@ -317,11 +331,17 @@ func (e *engine) token(r *request, n int) {
 	e.totals.GenerationTokens += float64(n)
 	if r.made == n && r.first == 0 {
 		r.first = e.calendar.now
+		e.totals.PromptTokens += float64(r.Length)
+		e.totals.CachedTokens += float64(r.cached)
 		e.tell.firstToken(r)
 		if r.Output > 1 {
 			e.offload(r)
 		}
+	} else {
+		e.totals.InterTokenSeconds += (e.calendar.now - r.last).Seconds()
+		e.totals.InterTokenCount += float64(n)
 	}
+	r.last = e.calendar.now
 	if r.made >= r.Output {
 		e.offload(r)
 		e.release(r)
@@ -337,7 +357,7 @@ func (e *engine) reset() []*request {
 		e.calendar.drop(e.ended)
 		e.counts.busy += e.calendar.now - e.stretch.start
 	}
-	e.busy, e.running, e.waiting = false, nil, nil
+	e.busy, e.running, e.waiting, e.fresh, e.shown = false, nil, nil, nil, gauges{}
 	e.cache, e.totals = newCache(e.cache.limit), fleet.Totals{}
 	if e.host != nil {
 		e.host, e.link = newCache(e.host.limit), 0
@@ -345,16 +365,16 @@ func (e *engine) reset() []*request {
 	return broken
 }
 
-// count takes a request that ended into the engine's totals, as vLLM's
-// histograms do: all of it at its end.
+// count takes a request that ended into the totals that vLLM observes then. Its
+// prompt was counted with its first token.
 func (e *engine) count(r *request) {
-	e.totals.PromptTokens += float64(r.Length)
-	e.totals.CachedTokens += float64(r.cached)
 	e.totals.PrefillSeconds += (r.first - r.firstAdmitted).Seconds()
 	e.totals.PrefillComputedTokens += float64(r.Length - r.cached)
 	e.totals.PrefillRequests++
-	e.totals.QueueSeconds += (r.firstAdmitted - r.came).Seconds()
+	e.totals.QueueSeconds += (r.firstAdmitted - r.taken).Seconds()
 	e.totals.QueueRequests++
+	e.totals.RequestPromptTokens += float64(r.Length)
+	e.totals.RequestGenerationTokens += float64(r.made)
 }
 
 // admit gives a waiting request what is cached of it, if it may begin.
@@ -508,18 +528,24 @@ func (e *engine) release(r *request) {
 	r.blocks = r.blocks[:0]
 }
 
-// sample is what the engine's gauges and counters say at this moment.
+// sample is what the engine tells of itself at this moment: how it stood when
+// its last step ended.
 func (e *engine) sample() (running, waiting int, usage float64, totals fleet.Totals) {
-	totals = e.totals
+	g, totals := e.shown, e.totals
 	if s := &e.stretch; e.busy && s.steps > 1 {
-		over := s.reached(&e.profile, e.calendar.now) - 1
-		totals.GenerationTokens += float64(over * s.batch)
-		totals.InterTokenCount += float64(over * s.batch)
-		if over > 0 {
+		if over := s.reached(&e.profile, e.calendar.now) - 1; over > 0 {
+			g = e.gauges()
+			totals.GenerationTokens += float64(over * s.batch)
+			totals.InterTokenCount += float64(over * s.batch)
 			totals.InterTokenSeconds += s.time(&e.profile, over).Seconds() * float64(s.batch)
 		}
 	}
-	return len(e.running), len(e.waiting), float64(e.cache.used()) / float64(e.cache.limit), totals
+	return g.running, g.waiting, float64(g.used) / float64(e.cache.limit), totals
+}
+
+// gauges between two steps. What came since is not taken yet.
+func (e *engine) gauges() gauges {
+	return gauges{running: len(e.running), waiting: len(e.waiting) - len(e.fresh), used: e.cache.used()}
 }
 
 func ceil(tokens, size int) int { return (tokens + size - 1) / size }

@@ -273,18 +273,43 @@ func TestStretchesAreTheirSteps(t *testing.T) {
 	}
 }
 
-func TestGaugesAreThoseOfTheMoment(t *testing.T) {
-	b := newBench(t, Config{}, scripted(16, arrival.Request{Length: 16, Output: 90}))
-	for range 3 {
-		b.calendar.at(ms(16+0.001*128)+ms(11*20.5), func() {
-			running, waiting, usage, totals := b.pods[0].sample()
-			if running != 1 || waiting != 0 || usage < 0.1 || totals.GenerationTokens < 20 || totals.GenerationTokens > 22 {
-				t.Errorf("%d running, %d waiting, usage %v, %v", running, waiting, usage, totals)
-			}
-		})
+func TestGaugesAreThoseOfTheLastStepsEnd(t *testing.T) {
+	b := newBench(t, Config{}, scripted(16,
+		arrival.Request{Length: 30, Output: 4},
+		arrival.Request{At: ms(45), Length: 18, Output: 1}))
+	// Steps end at 30.45, 41.76 and 53.08 ms. The second request comes in the
+	// third, and is computed in the fourth.
+	type shown struct {
+		Running, Waiting, Blocks int
+		Prompt, Generated, Ended float64
+	}
+	got := map[time.Duration]shown{}
+	want := map[time.Duration]shown{
+		ms(29): {},
+		ms(31): {1, 0, 2, 30, 1, 0},
+		ms(46): {1, 0, 2, 30, 2, 0},
+		ms(60): {1, 0, 2, 30, 3, 0},
+	}
+	sample := func(at time.Duration) {
+		running, waiting, usage, totals := b.pods[0].sample()
+		got[at] = shown{running, waiting, int(math.Round(usage * 10)), totals.PromptTokens, totals.GenerationTokens, totals.QueueRequests}
+		if totals.PrefillRequests != totals.QueueRequests || (totals.PrefillSeconds > 0) != (totals.PrefillRequests > 0) {
+			t.Errorf("at %v: %+v", at, totals)
+		}
+	}
+	for at := range want {
+		b.calendar.at(at, func() { sample(at) })
 	}
 	b.play()
-	if g := b.pods[0].totals.GenerationTokens; g != 90 {
-		t.Errorf("%v tokens were counted", g)
+	const end = time.Hour
+	want[end] = shown{0, 0, 0, 48, 5, 2}
+	sample(end)
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	totals := b.pods[0].totals
+	// It waited for the end of a step in front of the engine, not in its queue.
+	if totals.QueueSeconds != 0 || totals.InterTokenCount != 3 || !near(ms(totals.InterTokenSeconds*1000), b.ends[0]-b.first[0]) {
+		t.Errorf("%+v; first token %v, end %v", totals, b.first[0], b.ends[0])
 	}
 }

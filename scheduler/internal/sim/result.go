@@ -189,7 +189,7 @@ func (r *run) result() Result {
 			BlockSize: r.cfg.blockSize, Pods: r.cfg.Pods, Admission: string(r.cfg.Admission),
 			EnginePriority: r.cfg.EnginePriority, EventLag: r.cfg.EventLag.Seconds(),
 			SampleInterval: r.cfg.SampleInterval.Seconds(), SampleAge: r.cfg.SampleAge.Seconds(),
-			DecisionLag: r.cfg.DecisionLag.Seconds(), Lose: r.cfg.Lose, Reports: !r.cfg.NoReports, QueueLength: r.cfg.Line.Queue.Length,
+			DecisionLag: r.cfg.DecisionLag.Seconds(), Lose: r.cfg.Lose, Reports: !r.cfg.NoReports, QueueLength: r.cfg.Queue.Length,
 			Restarts: len(r.cfg.Restarts), Adds: len(r.cfg.Adds),
 		},
 	}

@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/kvscout/kvscout/protocol/blockkey"
+	"github.com/kvscout/kvscout/scheduler/internal/admission"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
-	"github.com/kvscout/kvscout/scheduler/internal/line"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
 )
 
@@ -50,12 +50,12 @@ func newScout(r *run) (*scout, error) {
 		index: index.New(index.Config{}),
 	}
 	var err error
-	s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Policy: r.cfg.Policy, Targets: r.cfg.Targets, Seed: r.cfg.Seed})
+	s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Policies: pick.Policies{Policy: r.cfg.Policy, Targets: r.cfg.Targets}, Seed: r.cfg.Seed})
 	if err != nil {
 		return nil, err
 	}
 	s.picker.SetProfiles(r.cfg.Measured)
-	s.queue.line = line.New(r.cfg.Line, s.picker)
+	s.queue.Queue = admission.New(r.cfg.Queue, s.fleet, s.picker)
 	s.tick()
 	return s, nil
 }
@@ -88,7 +88,7 @@ func (s *scout) place(r *request) (*pod, error) {
 		Model: Model, Session: r.Session, Tenant: r.Tenant, Top: 1, Reserve: true,
 		Prompt: pick.Prompt{Keys: r.Keys[:min(len(r.Keys), r.Length/s.cfg.blockSize)], BlockSize: s.cfg.blockSize, Length: r.Length},
 	}
-	d, err := s.queue.line.Try(q, s.clock())
+	d, err := s.queue.Try(q, s.clock())
 	var full *pick.Full
 	switch {
 	case errors.As(err, &full):
@@ -125,7 +125,7 @@ func (s *scout) report(r *request, outcome fleet.Outcome) {
 		}
 	}
 	s.picker.Report(rep, s.clock())
-	s.stir()
+	s.wake()
 }
 
 func (s *scout) step(p *pod) { p.wire.publish() }

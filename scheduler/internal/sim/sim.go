@@ -18,8 +18,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvscout/kvscout/scheduler/internal/admission"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
-	"github.com/kvscout/kvscout/scheduler/internal/line"
 	"github.com/kvscout/kvscout/scheduler/internal/policy"
 	"github.com/kvscout/kvscout/scheduler/internal/profile"
 	"github.com/kvscout/kvscout/scheduler/internal/sim/arrival"
@@ -64,8 +64,8 @@ type Config struct {
 	// ReportOutputs: of ends it is told how many tokens came out, and learns
 	// from that how long outputs are.
 	NoReports, ReportOutputs bool
-	// Line lets requests wait for room; by its zero value none does.
-	Line line.Rules
+	// Queue lets requests wait for room; by its zero value none does.
+	Queue admission.Rules
 	// Targets of all requests.
 	Targets policy.Targets
 	// Measured of the engines beforehand: the model is Model, and an engine's
@@ -95,8 +95,8 @@ func (c Config) withDefaults() Config {
 	c.Admission = cmp.Or(c.Admission, VLLM)
 	c.SampleInterval = cmp.Or(c.SampleInterval, time.Second)
 	c.Resync = cmp.Or(c.Resync, 100*time.Millisecond)
-	c.Line.Wait = cmp.Or(c.Line.Wait, time.Minute)
-	c.Line.BudgetMS = cmp.Or(c.Line.BudgetMS, 1000)
+	c.Queue.Wait = cmp.Or(c.Queue.Wait, time.Minute)
+	c.Queue.BudgetMS = cmp.Or(c.Queue.BudgetMS, 1000)
 	c.Engines = slices.Clone(c.Engines)
 	for i := range c.Engines {
 		c.Engines[i] = c.Engines[i].withDefaults()
@@ -133,12 +133,12 @@ func (c Config) Validate() error {
 	bad(!(c.Lose >= 0 && c.Lose < 1), "lose %v: want a share from 0 to less than 1", c.Lose)
 	for name, d := range map[string]time.Duration{
 		"event lag": c.EventLag, "sample age": c.SampleAge, "decision lag": c.DecisionLag, "resync": c.Resync,
-		"longest wait": c.Line.Wait, "age in the queue": c.Line.Queue.Age,
+		"longest wait": c.Queue.Wait, "age in the queue": c.Queue.Age,
 	} {
 		bad(d < 0, "%s %v: want no less than 0", name, d)
 	}
-	bad(c.Line.Queue.Length < 0 || c.Line.Queue.Length > maxWaiting, "queue of %d: want 0 to %d requests", c.Line.Queue.Length, maxWaiting)
-	bad(!(c.Line.BudgetMS > 0), "queue budget of %v ms: want more than 0", c.Line.BudgetMS)
+	bad(c.Queue.Length < 0 || c.Queue.Length > maxWaiting, "queue of %d: want 0 to %d requests", c.Queue.Length, maxWaiting)
+	bad(!(c.Queue.BudgetMS > 0), "queue budget of %v ms: want more than 0", c.Queue.BudgetMS)
 	for name, ms := range map[string]float64{"first token": c.Targets.TTFT, "a token": c.Targets.TPOT, "a token of prompt or output": c.Targets.TPAT, "the end": c.Targets.E2E} {
 		bad(!(ms >= 0 && ms <= 1e9), "target of %v ms for %s: want 0 to 1e9", ms, name)
 	}

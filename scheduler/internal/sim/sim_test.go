@@ -9,10 +9,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/kvscout/kvscout/scheduler/internal/admission"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
-	"github.com/kvscout/kvscout/scheduler/internal/line"
-	"github.com/kvscout/kvscout/scheduler/internal/queue"
 	"github.com/kvscout/kvscout/scheduler/internal/sim/arrival"
 )
 
@@ -99,7 +98,7 @@ func TestEveryRequestEndsOnce(t *testing.T) {
 		}
 		if length := rapid.SampledFrom([]int{0, 1, 100}).Draw(t, "queue"); length > 0 {
 			wait := time.Duration(rapid.IntRange(1, 3000).Draw(t, "wait")) * time.Millisecond
-			c.Line = line.Rules{Queue: queue.Config{Length: length}, BudgetMS: 1, Wait: wait}
+			c.Queue = admission.Rules{Length: length, BudgetMS: 1, Wait: wait}
 		}
 		if rapid.Bool().Draw(t, "restart") {
 			c.Restarts = []Restart{{At: 700 * time.Millisecond}}

@@ -9,9 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvscout/kvscout/scheduler/internal/line"
+	"github.com/kvscout/kvscout/scheduler/internal/admission"
 	"github.com/kvscout/kvscout/scheduler/internal/profile"
-	"github.com/kvscout/kvscout/scheduler/internal/queue"
 	"github.com/kvscout/kvscout/scheduler/internal/sim/arrival"
 )
 
@@ -100,23 +99,29 @@ func yamlList(v []int) string { return strings.ReplaceAll(fmt.Sprint(v), " ", ",
 func TestSLOKeepsItsTargetWhereLeastRequestsFails(t *testing.T) {
 	const target = 52 // ms for a token of output, from the request's arrival to its end
 	measured := measure(t, target, []int{64, 200}, []int{300, 2000}, smallCard, largeCard)
-	for seed := range uint64(2) {
-		c := fleetOf(5, 64, mix(seed, 10*time.Minute, traffic{"chat", 6, 300, 200}, traffic{"code", 2.4, 2000, 64}))
-		c.Engines = []Profile{smallCard, largeCard, largeCard, largeCard, largeCard}
-		c.Seed, c.ReportOutputs = seed, true
-		for _, p := range []struct {
-			name  string
-			keeps bool
-		}{{"least-requests", false}, {"slo", true}, {"slo-pack-load", true}, {"slo-least-load", true}} {
-			c.Policy, c.Measured, c.Line = p.name, nil, line.Rules{}
+	const seeds = 2
+	for _, p := range []struct {
+		name  string
+		keeps bool
+	}{{"least-requests", false}, {"slo", true}, {"slo-pack-load", true}, {"slo-least-load", true}} {
+		mean := 0.0
+		for seed := range uint64(seeds) {
+			c := fleetOf(5, 64, mix(seed, 10*time.Minute, traffic{"chat", 6, 300, 200}, traffic{"code", 2.4, 2000, 64}))
+			c.Engines = []Profile{smallCard, largeCard, largeCard, largeCard, largeCard}
+			c.Seed, c.ReportOutputs = seed, true
+			c.Policy = p.name
 			if p.keeps {
-				c.Measured, c.Line = measured, line.Rules{Queue: queue.Config{Length: 1000}}
+				c.Measured, c.Queue = measured, admission.Rules{Length: 1000}
 			}
 			r := mustRun(t, c)
 			t.Logf("seed %d, %s: P99 %.1f ms a token, waited %.3f s", seed, p.name, r.PerTokenP99, r.Queued)
-			if r.Rejects != 0 || (r.PerTokenP99 <= target) != p.keeps {
-				t.Errorf("seed %d, %s: P99 %.1f ms a token, target %v; %d rejected", seed, p.name, r.PerTokenP99, target, r.Rejects)
+			if r.Rejects != 0 {
+				t.Errorf("seed %d, %s: %d rejected", seed, p.name, r.Rejects)
 			}
+			mean += r.PerTokenP99 / seeds
+		}
+		if (mean <= target) != p.keeps {
+			t.Errorf("%s: P99 %.1f ms a token in the mean of the seeds, target %v", p.name, mean, target)
 		}
 	}
 }
@@ -129,17 +134,17 @@ func TestTheQueueWaitsRefusesAndGivesUp(t *testing.T) {
 		list = append(list, arrival.Request{At: time.Duration(i) * time.Millisecond, Length: 1600, Output: 50, Keys: keys(i+1, 100), Priority: int32(i)})
 	}
 	c := fleetOf(1, 16, list)
-	c.Line = line.Rules{Queue: queue.Config{Length: 4}, BudgetMS: 1e-3}
+	c.Queue = admission.Rules{Length: 4, BudgetMS: 1e-3}
 	var order []int
 	c.Each = func(s Served) { order = append(order, int(math.Round(1000*s.At))) }
 	if r := mustRun(t, c); r.Requests != 6 || r.Rejects != 1 || r.Queued <= 0 || !slices.Equal(order, []int{0, 4, 3, 2, 1}) {
 		t.Errorf("%v were served, %d rejected, waited %.3f s", order, r.Rejects, r.Queued)
 	}
-	c.Line.Wait, order = time.Millisecond, nil
+	c.Queue.Wait, order = time.Millisecond, nil
 	if r := mustRun(t, c); r.Requests != 6 || r.Rejects != 5 || !slices.Equal(order, []int{0}) {
 		t.Errorf("without patience: %v were served, %d rejected", order, r.Rejects)
 	}
-	c.Line = line.Rules{}
+	c.Queue = admission.Rules{}
 	if r := mustRun(t, c); r.Rejects != 0 || r.Queued != 0 {
 		t.Errorf("without a queue: %d rejected, waited %.3f s", r.Rejects, r.Queued)
 	}

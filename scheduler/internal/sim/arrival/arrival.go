@@ -60,6 +60,8 @@ func (w Workload) Play(seed uint64) Source { return w.play(seed) }
 type Options struct {
 	BlockSize int     // tokens a block, at least 1
 	Speed     float64 // divides a trace's times; zero means 1; generators state their own rates
+	// First cuts a trace off after so much time of the run; zero plays all of it.
+	First time.Duration
 }
 
 func (o Options) check() error {
@@ -68,6 +70,9 @@ func (o Options) check() error {
 	}
 	if o.Speed != 0 && !(o.Speed >= 1e-3 && o.Speed <= 1e4) {
 		return fmt.Errorf("speed %v: want 0.001 to 10000", o.Speed)
+	}
+	if o.First < 0 {
+		return fmt.Errorf("first %v: want no less than 0", o.First)
 	}
 	return nil
 }

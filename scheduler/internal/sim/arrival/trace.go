@@ -139,6 +139,9 @@ func traced(name string, list []record, idTokens int, o Options) Workload {
 			plan[i] = planned{at: time.Duration(float64(at[i]) / speed), length: q.input, output: q.output, session: q.session,
 				spans: func(dst []span) []span { return q.spans(dst, i, idTokens) }}
 		}
+		if o.First > 0 {
+			plan = slices.DeleteFunc(plan, func(q planned) bool { return q.at >= o.First })
+		}
 		return newSchedule(o.BlockSize, plan)
 	}}
 }

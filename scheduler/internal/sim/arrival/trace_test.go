@@ -126,6 +126,27 @@ func TestSpeedDividesTimes(t *testing.T) {
 	}
 }
 
+// The requests of the beginning come when they come in the whole run.
+func TestFirstIsTheBeginningOfTheRun(t *testing.T) {
+	o := Options{BlockSize: 512, Speed: 2}
+	whole := all(released(t, "conversation", o).Play(1))
+	o.First = 150 * time.Second
+	first := all(released(t, "conversation", o).Play(1))
+	n := slices.IndexFunc(whole, func(r Request) bool { return r.At >= o.First })
+	if n < 500 || len(first) != n {
+		t.Fatalf("%d requests of %d that come so early", len(first), n)
+	}
+	for i, r := range first {
+		if r.At != whole[i].At || r.Length != whole[i].Length || !slices.Equal(r.Keys, whole[i].Keys) {
+			t.Fatalf("request %d is %+v, in the whole run %+v", i, r, whole[i])
+		}
+	}
+	o.First = -1
+	if _, err := Trace(strings.NewReader(""), "test", o); err == nil {
+		t.Error("a time below 0 is taken")
+	}
+}
+
 func TestSmallerBlocksShareAsMuchAsTheIDs(t *testing.T) {
 	w := text(t, `{"timestamp":0,"input_length":1100,"output_length":5,"hash_ids":[7,8,9]}
 {"timestamp":1000,"input_length":1100,"output_length":5,"hash_ids":[7,8,9]}

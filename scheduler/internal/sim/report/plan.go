@@ -17,6 +17,7 @@ type Cell struct {
 	// spec of a generator. One of them is set.
 	Trace, Arrivals string
 	Speed           float64
+	First           time.Duration // of the trace, as it is played; 0: all
 	BlockSize       int
 	Pods            int
 	Engine          string
@@ -96,6 +97,11 @@ func Plan() []Section {
 	fine := traced("conversation", conversation, 2, 1)
 	fine.Name, fine.BlockSize, fine.Policies = "conversation-2x-c1-b16", 16, few
 	base := traced("conversation", conversation, 2, 4)
+	unknown := base
+	unknown.Name, unknown.First = "conversation-2x-c4-first600s", 10*time.Minute
+	unknown.Policies = append([]string{"round-robin"}, few...)
+	beginning := unknown
+	beginning.Name, beginning.First = "conversation-2x-c4-first150s", 150*time.Second
 	code := generated("code", "code", 10, sim.DefaultEngine)
 	code.BlockSize = 64
 	agents := generated("agent", "agent", 8, sim.DefaultEngine)
@@ -125,6 +131,7 @@ func Plan() []Section {
 			spoiled(base, "restart", Spoil{Restarts: []sim.Restart{{Pod: 0, At: 10 * time.Minute}}}),
 			spoiled(base, "coldpod", Spoil{Adds: []time.Duration{10 * time.Minute}}),
 		}, noChart},
+		{"A fleet that knows nothing", "The first ten minutes of the conversation trace at twice its speed with four times the memory, and their first quarter: nothing is cached and nothing is learned when they begin.", []Cell{unknown, beginning}, noChart},
 		{"Groups with long heads, rising load: llm-d's ladder on Qwen3-32B", "150 groups of 5 prompts, 6,000 + 1,200 tokens, 500 to generate.", []Cell{generated("r1", "r1", 8, sim.DefaultEngine)}, byCell},
 		{"The same on Llama-70B", "83 groups of 3 prompts, 8,000 + 1,000 tokens, 1,000 to generate, evenly spaced.", []Cell{generated("r2", "r2", 4, "llama-3.1-70b-h100-tp4")}, byCell},
 		{"Closed loops", "Sessions that ask their next turn when the last was answered; what was generated is part of the next prompt.", closed, byCell},
@@ -164,6 +171,9 @@ func (c Cell) Command() string {
 	b.WriteString("go run ./scheduler/cmd/kvscout-sim")
 	if c.Trace != "" {
 		fmt.Fprintf(&b, " -trace %s/%s -speed %g", traces, c.Trace, c.Speed)
+		if c.First > 0 {
+			fmt.Fprintf(&b, " -first %v", c.First)
+		}
 	} else {
 		fmt.Fprintf(&b, " -arrivals %s", c.Arrivals)
 	}

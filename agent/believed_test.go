@@ -1,0 +1,146 @@
+package agent
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvscout/kvscout/agent/internal/publish"
+	"github.com/kvscout/kvscout/e2e/journal"
+	"github.com/kvscout/kvscout/protocol/pb"
+)
+
+// says has a scheduler say what it makes of a member, until stop is called or
+// the test ends.
+func says(t *testing.T, conn *nats.Conn, member string, v *pb.Verdict) {
+	t.Helper()
+	v.Version, v.Member, v.IntervalMs = 1, member, 60_000
+	data, err := proto.Marshal(v)
+	if err == nil {
+		err = conn.Publish("kvscout.v1.blue.verdict."+strings.ReplaceAll(member, "_", "."), data)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func dial(t *testing.T, url string) *nats.Conn {
+	t.Helper()
+	closed := make(chan struct{})
+	conn, err := nats.Connect(url, nats.ClosedHandler(func(*nats.Conn) { close(closed) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(); <-closed })
+	return conn
+}
+
+// TestReadinessDoesNotDependOnSchedulers: without NATS, and refused by all, an
+// agent must not take its engine out of rotation; it says so elsewhere.
+func TestReadinessDoesNotDependOnSchedulers(t *testing.T) {
+	e := newEngineStub(t)
+	e.set("/kv_event_sources", `{}`)
+	s := startNATS(t, -1)
+	url := s.ClientURL()
+	conn := dial(t, url)
+	var log journal.Journal
+	a, _ := runAgent(t, Config{NATSURL: url, Engine: e.URL, Log: log.Logger()})
+	code := func(path string) func() int {
+		return func() int { status, _ := fetch(t, a, path); return status }
+	}
+	ready, believed := code("/readyz"), code("/believed")
+	reason := func(want string) func() bool {
+		return func() bool {
+			return believed() == http.StatusServiceUnavailable && strings.Contains(a.Status().Reason, want)
+		}
+	}
+	eventually(t, "nobody has said anything", reason("no scheduler"))
+	first, second := &pb.Verdict{Sender: 1, Scheduler: "one", Trust: pb.Trust_TRUST_SYNCING, Reason: "gap"}, &pb.Verdict{Sender: 2, Scheduler: "two", Trust: pb.Trust_TRUST_UNKNOWN, Refused: "model not allowed"}
+	says(t, conn, "default_p_0", first)
+	eventually(t, "not yet believed", reason("one: gap"))
+	says(t, conn, "default_p_0", second)
+	eventually(t, "refused", reason("two: model not allowed"))
+	if !strings.Contains(log.String(), "model not allowed") {
+		t.Error("the log does not say it")
+	}
+	_, page := fetch(t, a, "/metrics")
+	for _, want := range []string{
+		`kvscout_agent_believed{kvscout_rank="0"} 0`,
+		`kvscout_agent_schedulers{kvscout_rank="0",kvscout_trust="refused"} 1`, `kvscout_agent_schedulers{kvscout_rank="0",kvscout_trust="syncing"} 1`,
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("/metrics lacks %s", want)
+		}
+	}
+	first.Trust, first.Reason = pb.Trust_TRUST_UNKNOWN, "as the agent says"
+	says(t, conn, "default_p_0", first)
+	eventually(t, "one believes it", func() bool { return believed() == http.StatusOK && a.Status().Believed })
+	s.Shutdown()
+	s.WaitForShutdown()
+	eventually(t, "NATS is gone", reason("NATS"))
+	e.set("/v1/models", "<html>")
+	e.set("/metrics", "<html>")
+	eventually(t, "the engine is gone", func() bool { return a.Status().Engine.Error != "" })
+	if ready() != http.StatusOK {
+		t.Error("/readyz fails although the engine has its own")
+	}
+}
+
+func TestReadyWhenTheEngineHasAnswered(t *testing.T) {
+	e := newEngineStub(t)
+	for _, page := range []string{"/v1/models", "/metrics"} {
+		e.set(page, "<html>")
+	}
+	a, _ := runAgent(t, Config{NATSURL: startNATS(t, -1).ClientURL(), Engine: e.URL})
+	eventually(t, "an answer that is none", func() bool { return a.Status().Engine.Error != "" })
+	if status, text := fetch(t, a, "/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(text, "has not answered") {
+		t.Errorf("%d %s", status, text)
+	}
+}
+
+func TestDisbelief(t *testing.T) {
+	exact, syncing := publish.Opinion{Scheduler: "a", Trust: pb.Trust_TRUST_EXACT}, publish.Opinion{Scheduler: "b", Trust: pb.Trust_TRUST_SYNCING, Reason: "gap"}
+	refused := publish.Opinion{Scheduler: "c", Trust: pb.Trust_TRUST_EXACT, Refused: "why"}
+	for _, c := range []struct {
+		own      pb.Trust
+		opinions []publish.Opinion
+		want     string
+	}{
+		{pb.Trust_TRUST_EXACT, nil, "no scheduler"},
+		{pb.Trust_TRUST_EXACT, []publish.Opinion{exact}, ""},
+		{pb.Trust_TRUST_EXACT, []publish.Opinion{refused, syncing, exact}, ""},
+		{pb.Trust_TRUST_EXACT, []publish.Opinion{syncing}, "b: gap"},
+		{pb.Trust_TRUST_EXACT, []publish.Opinion{refused}, "c: why"},
+		{pb.Trust_TRUST_SYNCING, []publish.Opinion{exact}, "own"},
+	} {
+		if got := disbelief(c.own, "own", c.opinions); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%v %v: %q, want %q", c.own, c.opinions, got, c.want)
+		}
+	}
+}
+
+// TestOneIdentityEverywhere: what a host is called is cleaned once, and every
+// message, subject and file says the same.
+func TestOneIdentityEverywhere(t *testing.T) {
+	e := newEngineStub(t)
+	url := startNATS(t, -1).ClientURL()
+	h := listen(t, url)
+	var log journal.Journal
+	a, _ := runAgent(t, Config{NATSURL: url, Engine: e.URL, Namespace: "my_team", PodUID: "ip-10-0-0-1.ec2.internal", Log: log.Logger()})
+	eventually(t, "rank", func() bool { return len(a.Status().Ranks) == 1 })
+	member := a.Status().Ranks[0].Member
+	eventually(t, "heartbeat", func() bool { return h.of(member) != nil })
+	info := h.of(member).GetInfo()
+	if member != info.GetNamespace()+"_"+info.GetPodUid()+"_0" {
+		t.Errorf("member %s says it is %s, %s", member, info.GetNamespace(), info.GetPodUid())
+	}
+	if !strings.HasPrefix(info.GetPodUid(), "ip-10-0-0-1-ec2-internal-") || !strings.HasPrefix(info.GetNamespace(), "my-team-") {
+		t.Errorf("%v", info)
+	}
+	if !strings.Contains(log.String(), info.GetPodUid()) || !strings.Contains(log.String(), "ip-10-0-0-1.ec2.internal") {
+		t.Error("the log does not say what became of the name")
+	}
+}

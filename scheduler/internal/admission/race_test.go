@@ -1,0 +1,6 @@
+//go:build race
+
+package admission
+
+// slower is how much the race detector may cost.
+const slower = 20

@@ -1,0 +1,36 @@
+package ingest
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/index"
+)
+
+// As many requests are under way as may be, others wait for their turn, and one
+// that got no answer in time is given up with the next look.
+func TestHungRequestsAreGivenUpAtTheInFlightLimit(t *testing.T) {
+	s := startServer(t, -1)
+	in, err := New(Config{Conn: connect(t, s), Pool: "test", Index: index.New(index.Config{}), Fleet: fleet.New(fleet.Config{}), Workers: 1, Snapshots: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, now := in.workers[0], time.Now()
+	for i := range 1000 {
+		m := newMember(fmt.Sprintf("ns_uid-%d_0", i), fleet.ID(i), in.cfg.Index, w.rng, &in.count, now.Add(-time.Second))
+		w.members[m.name], w.unsynced[m.name] = m, m
+	}
+	w.look(now)
+	if n := in.Stats().InFlight; n != 3 {
+		t.Fatalf("%d requests under way", n)
+	}
+	w.look(now.Add(patience + time.Millisecond))
+	if n := in.Stats().FailedSnapshots; n != 3 {
+		t.Errorf("%d of 3 hung requests were given up after %v", n, patience+time.Millisecond)
+	}
+	if n := in.Stats().InFlight; n > 3 {
+		t.Errorf("%d requests under way", n)
+	}
+}

@@ -1,0 +1,5 @@
+//go:build race
+
+package pick
+
+const raced = 10 // how much longer things take with the race detector

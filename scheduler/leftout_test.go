@@ -1,0 +1,39 @@
+package scheduler
+
+import (
+	"log/slog"
+	"testing"
+
+	"github.com/kvscout/kvscout/e2e/journal"
+	"github.com/kvscout/kvscout/protocol/pb"
+)
+
+// TestLeftOutMembersAreSaid, once for each time, and when they come back.
+func TestLeftOutMembersAreSaid(t *testing.T) {
+	var log journal.Journal
+	s, stop := start(t, Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	agent(t, "nats://"+s.Addrs().NATS, 3)
+	client := pb.NewSchedulerClient(dial(t, s))
+	exact(t, client)
+	for range 3 {
+		d, err := client.Pick(t.Context(), &pb.PickRequest{Request: &pb.Request{Model: "m"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.Report(t.Context(), &pb.ReportRequest{Decision: d.GetDecision(), Outcome: pb.Outcome_OUTCOME_FAILED}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "the member is said to be left out", func() bool {
+		return len(log.Lines("level=WARN", "member is left out", "member="+member, "pod=pod", "do=")) == 1
+	})
+	eventually(t, "it is said to be back", func() bool {
+		return len(log.Lines("level=INFO", "member is not left out any more", "member="+member)) == 1
+	})
+	if n := len(log.Lines("member is left out")); n != 1 {
+		t.Errorf("said %d times", n)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}

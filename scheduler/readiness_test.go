@@ -1,0 +1,212 @@
+package scheduler
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvscout/kvscout/e2e/authority"
+	"github.com/kvscout/kvscout/protocol"
+	"github.com/kvscout/kvscout/protocol/pb"
+)
+
+// natsServer serves at the port, or at any free one, whom the users name; nil:
+// everybody.
+func natsServer(t testing.TB, port int, users ...*server.NkeyUser) *server.Server {
+	t.Helper()
+	ns, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true, Nkeys: users})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.Start()
+	t.Cleanup(func() { ns.Shutdown(); ns.WaitForShutdown() })
+	if !ns.ReadyForConnections(10 * time.Second) {
+		t.Fatal("NATS does not start")
+	}
+	return ns
+}
+
+// freePort is one that nobody listens on.
+func freePort(t testing.TB) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+func serving(t testing.TB, s *Scheduler) bool {
+	t.Helper()
+	h, err := healthpb.NewHealthClient(dial(t, s)).Check(t.Context(), &healthpb.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h.GetStatus() == healthpb.HealthCheckResponse_SERVING
+}
+
+// gauge is a metric without labels, as the page has it.
+func gauge(t testing.TB, s *Scheduler, name string) string {
+	t.Helper()
+	_, page := get(t, s, "/metrics")
+	for line := range strings.Lines(page) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return "absent"
+}
+
+// TestNotReadyWithoutNATS: however short the wait is, it does not begin before
+// there is a connection that lets this scheduler hear its members.
+func TestNotReadyWithoutNATS(t *testing.T) {
+	_, stranger := authority.User(t)
+	known, _ := authority.User(t)
+	deaf, deafSeed := authority.User(t)
+	strict := natsServer(t, -1, &server.NkeyUser{Nkey: known},
+		&server.NkeyUser{Nkey: deaf, Permissions: &server.Permissions{Subscribe: &server.SubjectPermission{Allow: []string{"elsewhere"}}}})
+	for name, c := range map[string]struct {
+		cfg Config
+		why string
+	}{
+		"nobody there":           {Config{NATSURL: fmt.Sprintf("nats://127.0.0.1:%d", freePort(t))}, "cannot connect to NATS"},
+		"wrong key":              {Config{NATSURL: "nats://" + strict.Addr().String(), NATSSeed: stranger}, "uthorization"},
+		"no key":                 {Config{NATSURL: "nats://" + strict.Addr().String()}, "cannot connect to NATS"},
+		"a key for other things": {Config{NATSURL: "nats://" + strict.Addr().String(), NATSSeed: deafSeed}, "NATS refuses"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c.cfg.ReadyWait = time.Millisecond
+			s, stop := start(t, c.cfg)
+			for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+				if s.ready() {
+					t.Fatalf("ready after %v", 3*time.Second-time.Until(end))
+				}
+			}
+			if code, text := get(t, s, "/readyz"); code != 503 || !strings.Contains(text, c.why) {
+				t.Errorf("/readyz says %d %q, want 503 and %q", code, text, c.why)
+			}
+			if serving(t, s) {
+				t.Error("the health service says SERVING")
+			}
+			// What the alert stands on.
+			if v := gauge(t, s, "kvscout_scheduler_ready"); v != "0" {
+				t.Errorf("kvscout_scheduler_ready is %s", v)
+			}
+			if err := stop(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestReadyWaitCountsFromTheConnection, for a member of which no picture comes.
+func TestReadyWaitCountsFromTheConnection(t *testing.T) {
+	port := freePort(t)
+	const wait = 2500 * time.Millisecond
+	s, stop := start(t, Config{NATSURL: fmt.Sprintf("nats://127.0.0.1:%d", port), ReadyWait: wait})
+	time.Sleep(wait) // without a connection it counts for nothing
+	if s.ready() {
+		t.Fatal("ready without NATS")
+	}
+	connected := time.Now()
+	ns := natsServer(t, port)
+	mute(t, ns)
+	eventually(t, "the member is known", func() bool { return s.fleet.Stats().Members == 1 })
+	eventually(t, "ready", s.ready)
+	if took := time.Since(connected); took < wait {
+		t.Errorf("ready %v after the connection, with a member that has no picture; want %v at least", took, wait)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestReadyStaysWhenNATSIsLost: every replica loses the same server at the same
+// time, and the last known state is better than no answer at all.
+func TestReadyStaysWhenNATSIsLost(t *testing.T) {
+	port := freePort(t)
+	ns := natsServer(t, port)
+	s, stop := start(t, Config{NATSURL: fmt.Sprintf("nats://127.0.0.1:%d", port)})
+	agent(t, "nats://"+ns.Addr().String(), 3)
+	client := pb.NewSchedulerClient(dial(t, s))
+	exact(t, client)
+	eventually(t, "ready", func() bool { return serving(t, s) })
+	if v := gauge(t, s, "kvscout_scheduler_connected"); v != "1" {
+		t.Errorf("kvscout_scheduler_connected is %s", v)
+	}
+	ns.Shutdown()
+	ns.WaitForShutdown()
+	eventually(t, "the loss is measured", func() bool { return gauge(t, s, "kvscout_scheduler_connected") == "0" })
+	code, text := get(t, s, "/readyz")
+	if code != 200 || !strings.Contains(text, "NATS") || !strings.Contains(text, "last known") {
+		t.Errorf("/readyz says %d %q", code, text)
+	}
+	if !serving(t, s) {
+		t.Error("the health service says NOT_SERVING")
+	}
+	r, err := client.Score(t.Context(), &pb.ScoreRequest{Request: &pb.Request{
+		Model: "m", Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: tokens}}}})
+	if err != nil || r.GetRanking().GetCandidates()[0].GetPicture().GetTrust() != pb.Trust_TRUST_SYNCING {
+		t.Errorf("without NATS: %v, %v", r, err)
+	}
+	natsServer(t, port)
+	eventually(t, "the connection is back", func() bool { return gauge(t, s, "kvscout_scheduler_connected") == "1" })
+	if code, text := get(t, s, "/readyz"); code != 200 || strings.TrimSpace(text) != "ready" {
+		t.Errorf("/readyz says %d %q", code, text)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// mute announces a member that never answers.
+func mute(t testing.TB, ns *server.Server) {
+	t.Helper()
+	conn := mustJoin(t, ns.Addr().String(), "")
+	subjects, err := protocol.NewSubjects("default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lanes []*pb.LaneState
+	for lane := pb.Lane_LANE_GPU; lane <= pb.Lane_LANE_DISK; lane++ {
+		lanes = append(lanes, &pb.LaneState{Lane: lane, Count: 1, Digest: 1})
+	}
+	beat, err := proto.Marshal(&pb.Heartbeat{
+		Header: &pb.Header{Version: protocol.Version, Member: member, Epoch: 1, Sequence: 1}, Trust: pb.Trust_TRUST_EXACT, Lanes: lanes, IntervalMs: 1000,
+		Info: &pb.MemberInfo{Namespace: "ns", Pod: "pod", PodUid: "uid", Address: "127.0.0.1:1", Engine: "vllm", Models: []string{"m"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			_ = conn.Publish(subjects.Load(member), beat)
+			select {
+			case <-quit:
+				return
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	}()
+	t.Cleanup(func() { close(quit); <-done })
+}
+
+func TestNotServingFromTheFirstCall(t *testing.T) {
+	state := newHealth()
+	for _, service := range []string{"", pb.Scheduler_ServiceDesc.ServiceName} {
+		h, err := state.Check(t.Context(), &healthpb.HealthCheckRequest{Service: service})
+		if err != nil || h.GetStatus() != healthpb.HealthCheckResponse_NOT_SERVING {
+			t.Errorf("%q: %v, %v", service, h, err)
+		}
+	}
+}

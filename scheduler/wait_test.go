@@ -1,0 +1,107 @@
+package scheduler
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvscout/kvscout/protocol/pb"
+)
+
+// waiting is a scheduler with one busy member, whose connections last so long.
+func waiting(t *testing.T, age time.Duration, cfg Config) (*Scheduler, pb.SchedulerClient, func() error) {
+	t.Helper()
+	cfg.GRPCAddress, cfg.AdminAddress, cfg.NATSAddress = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
+	s, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.age = age
+	stop := run(t, s)
+	agent(t, "nats://"+s.Addrs().NATS, 3)
+	client := pb.NewSchedulerClient(dial(t, s))
+	eventually(t, "the member is there", func() bool {
+		_, err := client.Score(t.Context(), &pb.ScoreRequest{Request: &pb.Request{Model: "m"}})
+		return err == nil
+	})
+	return s, client, stop
+}
+
+// waited lets a Pick wait for room for at least so long.
+func waited(t *testing.T, s *Scheduler, client pb.SchedulerClient, least time.Duration) {
+	t.Helper()
+	start, done := time.Now(), make(chan error, 1)
+	var answer *pb.PickResponse
+	go func() {
+		var err error
+		answer, err = client.Pick(t.Context(), &pb.PickRequest{Request: &pb.Request{Model: "m"}})
+		done <- err
+	}()
+	eventually(t, "the request waits", func() bool { return s.rpc.Stats().Queue.Waiting == 1 && time.Since(start) > least })
+	next := *s.live.Load()
+	next.QueueBudget = time.Hour
+	if err := s.Reload(next); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil || answer.GetRanking().GetQueuedMs() <= 0 {
+		t.Fatalf("%v, %v", answer, err)
+	}
+}
+
+// What waits for room is measured also when it was allowed to while the
+// scheduler ran.
+func TestWaitsAreMeasuredWhenAllowedLive(t *testing.T) {
+	s, client, _ := waiting(t, time.Minute, Config{QueueBudget: time.Nanosecond})
+	next := s.cfg
+	next.QueueLength = 10
+	if err := s.Reload(next); err != nil {
+		t.Fatal(err)
+	}
+	waited(t, s, client, 0)
+	if _, page := get(t, s, "/metrics"); !strings.Contains(page, "kvscout_scheduler_queue_duration_seconds_count") {
+		t.Error("the metrics page has no durations of waits")
+	}
+}
+
+// A request may wait as long as -queue-wait says, however long its connection
+// has been open: that is told to go, and lasts until its calls are over.
+func TestAWaitOutlivesItsConnection(t *testing.T) {
+	const age = 20 * time.Millisecond
+	s, client, _ := waiting(t, age, Config{QueueLength: 10, QueueBudget: time.Nanosecond})
+	waited(t, s, client, 5*age)
+	if connectionGrace <= longestWait {
+		t.Errorf("connections last %v after their age, a request may wait %v", connectionGrace, longestWait)
+	}
+	if _, err := New(Config{QueueWait: longestWait + 1}); err == nil || !strings.Contains(err.Error(), "queue-wait") {
+		t.Errorf("a longer wait: %v", err)
+	}
+}
+
+// Whoever waits for room is told at once that the scheduler stops, and does not
+// hold it up.
+func TestStopEndsTheWait(t *testing.T) {
+	s, client, stop := waiting(t, time.Minute, Config{QueueLength: 10, QueueBudget: time.Nanosecond, StopWait: 30 * time.Second})
+	errs := make(chan error, 5)
+	for range cap(errs) {
+		go func() {
+			_, err := client.Pick(t.Context(), &pb.PickRequest{Request: &pb.Request{Model: "m"}})
+			errs <- err
+		}()
+	}
+	eventually(t, "they wait", func() bool { return s.rpc.Stats().Queue.Waiting == cap(errs) })
+	start := time.Now()
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	for range cap(errs) {
+		if err := <-errs; status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "stopping") {
+			t.Error(err)
+		}
+	}
+	if took := time.Since(start); took > 20*time.Second {
+		t.Errorf("the stop took %v", took)
+	}
+}

@@ -187,7 +187,7 @@ func (a *Agent) start(ctx context.Context, g *errgroup.Group, n int, id identity
 		return nil, err
 	}
 	p, err := publish.New(publish.Config{
-		Conn: a.conn.Load(), Pool: a.cfg.Pool, Member: member, Picture: r, HeartbeatEvery: a.cfg.Heartbeat, Log: log,
+		Conn: a.conn.Load(), Pool: a.cfg.Pool, Member: member, Picture: r, HeartbeatEvery: a.cfg.Heartbeat, Release: a.cfg.Version, Log: log,
 		Sent: a.tracer(member),
 	})
 	if err != nil {

@@ -102,7 +102,7 @@ type Config struct {
 	// Told is what the program was told, by name and without secrets, to be shown
 	// at /config; empty: nothing.
 	Told []settings.Setting
-	// Version of the program, for telemetry.
+	// Version of the program, for telemetry and schedulers.
 	Version string
 	// Log; nil: nothing is logged.
 	Log *slog.Logger

@@ -13,8 +13,8 @@ func ReadPicks(data []byte) (*pb.Picks, error) {
 	if err := unmarshal(data, p); err != nil {
 		return nil, fmt.Errorf("decode picks: %w", err)
 	}
-	if p.GetVersion() != Version {
-		return nil, fmt.Errorf("picks: %w %d", ErrVersion, p.GetVersion())
+	if err := checkVersion(p.GetVersion()); err != nil {
+		return nil, fmt.Errorf("picks: %w", err)
 	}
 	if err := checkPicks(p); err != nil {
 		return nil, fmt.Errorf("picks %d: %w", p.GetSequence(), err)

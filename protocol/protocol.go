@@ -100,6 +100,13 @@
 // message carries Version; any other is refused. Fields may be added within a
 // version, and unknown ones are skipped.
 //
+// So that programs of different versions can say so, some things are the same in
+// all versions: the subjects, whose v1 is not this version; the version, member
+// and release of a heartbeat; the version, member, sender, scheduler, refused and
+// release of a verdict, and how long it holds. A scheduler refuses the heartbeat
+// of another version by a verdict of its own version, and an agent takes a
+// verdict of another version as a refusal: both can name both.
+//
 // # Trust in the wire
 //
 // A message counts only if its header names the member of its subject: rights
@@ -138,6 +145,8 @@ const (
 	MaxMarks = 256
 	// MaxReason bounds a verdict's texts in bytes.
 	MaxReason = 512
+	// maxRelease bounds what is repeated of a release's name.
+	maxRelease = 64
 	// MaxInfo bounds what a heartbeat says of its member in bytes, and MaxNames
 	// the models and adapters that it names.
 	MaxInfo  = 64 << 10

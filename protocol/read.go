@@ -1,6 +1,7 @@
 package protocol
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -11,13 +12,32 @@ import (
 )
 
 var (
-	// ErrVersion marks a message of another protocol version.
-	ErrVersion = errors.New("unknown protocol version")
 	// ErrMember marks a message that speaks for another member than its subject.
 	ErrMember = errors.New("message names another member than its subject")
 	// ErrGarbage marks bytes that are no message, or too many of them.
 	ErrGarbage = errors.New("not a message")
 )
+
+// OtherVersion is the version of a message that is not of ours.
+type OtherVersion uint32
+
+func (v OtherVersion) Error() string {
+	return fmt.Sprintf("version %d of the protocol, where %d is spoken here", uint32(v), Version)
+}
+
+// Explain says who speaks which version, and of which release either is.
+func (v OtherVersion) Explain(they, theirRelease, we, ourRelease string) string {
+	return fmt.Sprintf("%s (release %s) speaks version %d of the protocol, %s (release %s) version %d: upgrade the older of the two",
+		they, cmp.Or(Shorten(maxRelease, theirRelease), "unknown"), uint32(v), we, cmp.Or(ourRelease, "unknown"), Version)
+}
+
+// checkVersion refuses all versions but ours.
+func checkVersion(v uint32) error {
+	if v != Version {
+		return OtherVersion(v)
+	}
+	return nil
+}
 
 // ReadDelta decodes and checks a delta that arrived on member's subject.
 func ReadDelta(data []byte, member string) (*pb.Delta, error) {
@@ -32,12 +52,17 @@ func ReadDelta(data []byte, member string) (*pb.Delta, error) {
 }
 
 // ReadHeartbeat decodes and checks a heartbeat that arrived on member's subject.
+// Of a heartbeat of another version it gives header and release, which every
+// version has, and an OtherVersion.
 func ReadHeartbeat(data []byte, member string) (*pb.Heartbeat, error) {
 	h := new(pb.Heartbeat)
 	if err := unmarshal(data, h); err != nil {
 		return nil, fmt.Errorf("decode heartbeat: %w", err)
 	}
 	if err := checkHeartbeat(h, member); err != nil {
+		if errors.As(err, new(OtherVersion)) {
+			return &pb.Heartbeat{Header: h.GetHeader(), Release: h.GetRelease()}, fmt.Errorf("heartbeat: %w", err)
+		}
 		return nil, fmt.Errorf("heartbeat: %w", err)
 	}
 	return h, nil
@@ -61,8 +86,8 @@ func ReadRequest(data []byte, member string) (*pb.SnapshotRequest, error) {
 	if err := unmarshal(data, r); err != nil {
 		return nil, fmt.Errorf("decode snapshot request: %w", err)
 	}
-	if r.GetVersion() != Version {
-		return nil, fmt.Errorf("snapshot request: %w %d", ErrVersion, r.GetVersion())
+	if err := checkVersion(r.GetVersion()); err != nil {
+		return nil, fmt.Errorf("snapshot request: %w", err)
 	}
 	if r.GetMember() != member {
 		return nil, fmt.Errorf("snapshot request: %w: %.80q", ErrMember, r.GetMember())
@@ -70,13 +95,24 @@ func ReadRequest(data []byte, member string) (*pb.SnapshotRequest, error) {
 	return r, nil
 }
 
-// ReadVerdict decodes and checks what a scheduler makes of member.
+// ReadVerdict decodes and checks what a scheduler makes of member. Of a verdict
+// of another version, which is a refusal, it gives what every version has
+// and an OtherVersion.
 func ReadVerdict(data []byte, member string) (*pb.Verdict, error) {
 	v := new(pb.Verdict)
 	if err := unmarshal(data, v); err != nil {
 		return nil, fmt.Errorf("decode verdict: %w", err)
 	}
 	if err := checkVerdict(v, member); err != nil {
+		return nil, fmt.Errorf("verdict: %w", err)
+	}
+	if err := checkVersion(v.GetVersion()); err != nil {
+		return &pb.Verdict{
+			Version: v.GetVersion(), Member: v.GetMember(), Sender: v.GetSender(), Scheduler: v.GetScheduler(),
+			Refused: v.GetRefused(), IntervalMs: v.GetIntervalMs(), Release: v.GetRelease(),
+		}, fmt.Errorf("verdict: %w", err)
+	}
+	if err := checkTrust(v.GetTrust()); err != nil {
 		return nil, fmt.Errorf("verdict: %w", err)
 	}
 	return v, nil
@@ -124,8 +160,8 @@ func unmarshal(data []byte, m proto.Message) error {
 }
 
 func checkHeader(h *pb.Header, member string) error {
-	if h.GetVersion() != Version {
-		return fmt.Errorf("%w %d", ErrVersion, h.GetVersion())
+	if err := checkVersion(h.GetVersion()); err != nil {
+		return err
 	}
 	if h.GetMember() != member {
 		return fmt.Errorf("%w: %.80q", ErrMember, h.GetMember())
@@ -238,21 +274,18 @@ func checkChunk(c *pb.SnapshotChunk, member string) error {
 }
 
 func checkVerdict(v *pb.Verdict, member string) error {
-	if v.GetVersion() != Version {
-		return fmt.Errorf("%w %d", ErrVersion, v.GetVersion())
-	}
 	if v.GetMember() != member {
 		return fmt.Errorf("%w: %.80q", ErrMember, v.GetMember())
 	}
 	if v.GetSender() == 0 {
 		return errors.New("no sender")
 	}
-	for _, text := range []string{v.GetScheduler(), v.GetReason(), v.GetRefused()} {
+	for _, text := range []string{v.GetScheduler(), v.GetReason(), v.GetRefused(), v.GetRelease()} {
 		if len(text) > MaxReason {
 			return fmt.Errorf("text of %d bytes, at most %d", len(text), MaxReason)
 		}
 	}
-	return checkTrust(v.GetTrust())
+	return nil
 }
 
 func checkTrust(t pb.Trust) error {

@@ -92,6 +92,32 @@ func encode(t testing.TB, m proto.Message) []byte {
 	return data
 }
 
+// TestOtherVersionsAreNamed is what every version has of a heartbeat and of a
+// verdict, whatever else another version makes of the rest.
+func TestOtherVersionsAreNamed(t *testing.T) {
+	v := verdict()
+	v.Version, v.Release, v.Refused, v.Trust, v.Reason = 7, "v2.0.0", "no", 99, "else"
+	got, err := ReadVerdict(encode(t, v), member)
+	want := &pb.Verdict{Version: 7, Member: member, Sender: 1, Scheduler: "host", Refused: "no", IntervalMs: 10_000, Release: "v2.0.0"}
+	if !errors.Is(err, OtherVersion(7)) || !proto.Equal(got, want) {
+		t.Errorf("%v, %v", got, err)
+	}
+	v.Member = "default_other_0"
+	if got, err := ReadVerdict(encode(t, v), member); got != nil || !errors.Is(err, ErrMember) {
+		t.Errorf("of another member: %v, %v", got, err)
+	}
+	h := heartbeat()
+	h.Header.Version, h.Release, h.Lanes, h.Info = 7, "v2.0.0", nil, nil
+	beat, err := ReadHeartbeat(encode(t, h), member)
+	if !errors.Is(err, OtherVersion(7)) || beat.GetRelease() != "v2.0.0" || beat.GetHeader().GetMember() != member {
+		t.Errorf("%v, %v", beat, err)
+	}
+	text := OtherVersion(7).Explain("the agent", strings.Repeat("9", 1000), "this scheduler", "")
+	if len(text) > MaxReason || !strings.Contains(text, "version 7") || !strings.Contains(text, fmt.Sprintf("version %d", Version)) || !strings.Contains(text, "unknown") {
+		t.Error(text)
+	}
+}
+
 func TestReadDeltaRefuses(t *testing.T) {
 	first := func(d *pb.Delta) *pb.Removed { return d.Changes[0].GetRemoved() }
 	second := func(d *pb.Delta) *pb.Stored { return d.Changes[1].GetStored() }
@@ -99,8 +125,8 @@ func TestReadDeltaRefuses(t *testing.T) {
 		spoil func(*pb.Delta)
 		want  string
 	}{
-		"version":      {func(d *pb.Delta) { d.Header.Version = 2 }, "unknown protocol version 2"},
-		"no header":    {func(d *pb.Delta) { d.Header = nil }, "unknown protocol version 0"},
+		"version":      {func(d *pb.Delta) { d.Header.Version = 2 }, "version 2 of the protocol, where 1 is spoken"},
+		"no header":    {func(d *pb.Delta) { d.Header = nil }, "version 0 of the protocol"},
 		"other member": {func(d *pb.Delta) { d.Header.Member = "default_uid-2_0" }, "names another member"},
 		"no epoch":     {func(d *pb.Delta) { d.Header.Epoch = 0 }, "no epoch"},
 		"sequence 0":   {func(d *pb.Delta) { d.Header.Sequence = 0 }, "sequence 0"},
@@ -201,7 +227,7 @@ func TestReadRequest(t *testing.T) {
 	if _, err := ReadRequest(encode(t, &pb.SnapshotRequest{Version: Version, Member: member}), member); err != nil {
 		t.Error(err)
 	}
-	if _, err := ReadRequest(encode(t, &pb.SnapshotRequest{Version: 2, Member: member}), member); !errors.Is(err, ErrVersion) {
+	if _, err := ReadRequest(encode(t, &pb.SnapshotRequest{Version: 2, Member: member}), member); !errors.Is(err, OtherVersion(2)) {
 		t.Error(err)
 	}
 	if _, err := ReadRequest(encode(t, &pb.SnapshotRequest{Version: 1, Member: "x_y_0"}), member); !errors.Is(err, ErrMember) {

@@ -119,7 +119,7 @@ type Config struct {
 	StopWait time.Duration
 	// Told is what the program was told besides, to be shown with the rest.
 	Told []settings.Setting
-	// Version of the program, for telemetry.
+	// Version of the program, for telemetry and agents.
 	Version string
 	// Log; nil: nothing is logged.
 	Log *slog.Logger

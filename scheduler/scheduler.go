@@ -268,8 +268,8 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		Warn:  s.addresses.problem,
 		Wait:  s.cfg.ReadyWait,
 		Deaf:  bus.refused.deaf,
-		Name:  s.cfg.instance(),
-		Log:   s.cfg.Log.With("room", "ingest"),
+		Name:  s.cfg.instance(), Release: s.cfg.Version,
+		Log: s.cfg.Log.With("room", "ingest"),
 	})
 	if err != nil {
 		return err

@@ -275,7 +275,7 @@ func (x *HitRule) GetDroppedToTheEnd() bool {
 // Header opens every message of an agent.
 type Header struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// version of this protocol: 1. Anything else is refused.
+	// version of this protocol. Any but the receiver's own is refused.
 	Version uint32 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	// member that speaks; must equal the subject's last token.
 	Member string `protobuf:"bytes,2,opt,name=member,proto3" json:"member,omitempty"`
@@ -1166,7 +1166,9 @@ type Heartbeat struct {
 	// leaving: the agent stops in good order; forget the member.
 	Leaving bool `protobuf:"varint,8,opt,name=leaving,proto3" json:"leaving,omitempty"`
 	// interval_ms until the next heartbeat at the latest.
-	IntervalMs    uint32 `protobuf:"varint,9,opt,name=interval_ms,json=intervalMs,proto3" json:"interval_ms,omitempty"`
+	IntervalMs uint32 `protobuf:"varint,9,opt,name=interval_ms,json=intervalMs,proto3" json:"interval_ms,omitempty"`
+	// release of the agent, as its -version says.
+	Release       string `protobuf:"bytes,10,opt,name=release,proto3" json:"release,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1262,6 +1264,13 @@ func (x *Heartbeat) GetIntervalMs() uint32 {
 		return x.IntervalMs
 	}
 	return 0
+}
+
+func (x *Heartbeat) GetRelease() string {
+	if x != nil {
+		return x.Release
+	}
+	return ""
 }
 
 // SnapshotRequest asks a member for its whole picture.
@@ -1438,7 +1447,9 @@ type Verdict struct {
 	// refused says why what the member says does not count there; empty: it does.
 	Refused string `protobuf:"bytes,7,opt,name=refused,proto3" json:"refused,omitempty"`
 	// interval_ms until the next at the latest, as long as the member is heard.
-	IntervalMs    uint32 `protobuf:"varint,8,opt,name=interval_ms,json=intervalMs,proto3" json:"interval_ms,omitempty"`
+	IntervalMs uint32 `protobuf:"varint,8,opt,name=interval_ms,json=intervalMs,proto3" json:"interval_ms,omitempty"`
+	// release of the scheduler, as its -version says.
+	Release       string `protobuf:"bytes,9,opt,name=release,proto3" json:"release,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1527,6 +1538,13 @@ func (x *Verdict) GetIntervalMs() uint32 {
 		return x.IntervalMs
 	}
 	return 0
+}
+
+func (x *Verdict) GetRelease() string {
+	if x != nil {
+		return x.Release
+	}
+	return ""
 }
 
 // Picks is what one scheduler tells the others of a pool about its decisions
@@ -1956,7 +1974,7 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\x0f_queue_requestsB\v\n" +
 	"\t_sleepingB\x18\n" +
 	"\x16_request_prompt_tokensB\x1c\n" +
-	"\x1a_request_generation_tokens\"\xed\x02\n" +
+	"\x1a_request_generation_tokens\"\x87\x03\n" +
 	"\tHeartbeat\x12.\n" +
 	"\x06header\x18\x01 \x01(\v2\x16.kvscout.bus.v1.HeaderR\x06header\x12.\n" +
 	"\x04info\x18\x02 \x01(\v2\x1a.kvscout.bus.v1.MemberInfoR\x04info\x12(\n" +
@@ -1967,7 +1985,9 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\x0eengine_batches\x18\a \x01(\x04R\rengineBatches\x12\x18\n" +
 	"\aleaving\x18\b \x01(\bR\aleaving\x12\x1f\n" +
 	"\vinterval_ms\x18\t \x01(\rR\n" +
-	"intervalMs\"C\n" +
+	"intervalMs\x12\x18\n" +
+	"\arelease\x18\n" +
+	" \x01(\tR\arelease\"C\n" +
 	"\x0fSnapshotRequest\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\tR\x06member\"\xb6\x02\n" +
@@ -1979,7 +1999,7 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\x05lanes\x18\x05 \x03(\v2\x19.kvscout.bus.v1.LaneStateR\x05lanes\x12+\n" +
 	"\x05trust\x18\x06 \x01(\x0e2\x15.kvscout.bus.v1.TrustR\x05trust\x12\x16\n" +
 	"\x06reason\x18\a \x01(\tR\x06reason\x12%\n" +
-	"\x0eengine_batches\x18\b \x01(\x04R\rengineBatches\"\xf1\x01\n" +
+	"\x0eengine_batches\x18\b \x01(\x04R\rengineBatches\"\x8b\x02\n" +
 	"\aVerdict\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x12\x16\n" +
@@ -1989,7 +2009,8 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x18\n" +
 	"\arefused\x18\a \x01(\tR\arefused\x12\x1f\n" +
 	"\vinterval_ms\x18\b \x01(\rR\n" +
-	"intervalMs\"\xc4\x01\n" +
+	"intervalMs\x12\x18\n" +
+	"\arelease\x18\t \x01(\tR\arelease\"\xc4\x01\n" +
 	"\x05Picks\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x16\n" +
 	"\x06sender\x18\x02 \x01(\x06R\x06sender\x12\x1a\n" +

@@ -54,6 +54,8 @@ type Config struct {
 	Pool    string
 	Member  string
 	Picture Picture
+	// Release of this program, which schedulers are told.
+	Release string
 	// Tick is the least time between two deltas; 1 ms.
 	Tick time.Duration
 	// HeartbeatEvery is the most time between two heartbeats;
@@ -136,7 +138,7 @@ func New(cfg Config) (*Publisher, error) {
 		told:    subjects.Verdict(cfg.Member),
 		wake:    make(chan struct{}, 1),
 		queries: newQueries(subjects.Inbox() + "."),
-		heard:   newVerdicts(cfg.Log, time.Now()),
+		heard:   newVerdicts(cfg.Log, cfg.Release, time.Now()),
 		encoder: newEncoder(cfg.Member),
 	}, nil
 }
@@ -350,6 +352,7 @@ func (p *Publisher) heartbeatLocked(st State) {
 		Trust: st.Trust, Reason: st.Reason,
 		EngineBatches: st.EngineBatches,
 		IntervalMs:    uint32(p.cfg.HeartbeatEvery.Milliseconds()),
+		Release:       p.cfg.Release,
 	}, st, p.sequence)
 	if err == nil {
 		err = p.cfg.Conn.Publish(p.load, data)

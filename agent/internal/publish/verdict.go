@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"errors"
 	"log/slog"
 	"slices"
 	"strings"
@@ -41,6 +42,7 @@ type Opinion struct {
 // verdicts are what the schedulers make of one member.
 type verdicts struct {
 	log     *slog.Logger
+	release string        // of this program
 	refused atomic.Uint64 // messages that are no verdict, or one too many
 
 	mu    sync.Mutex // guards all below
@@ -55,8 +57,8 @@ type heard struct {
 	until time.Time // it is gone without another verdict
 }
 
-func newVerdicts(log *slog.Logger, now time.Time) *verdicts {
-	return &verdicts{log: log, heard: make(map[uint64]*heard), since: now}
+func newVerdicts(log *slog.Logger, release string, now time.Time) *verdicts {
+	return &verdicts{log: log, release: release, heard: make(map[uint64]*heard), since: now}
 }
 
 // receive takes them as they come.
@@ -66,6 +68,11 @@ func (v *verdicts) receive(member string) nats.MsgHandler {
 
 func (v *verdicts) take(data []byte, member string, now time.Time) {
 	said, err := protocol.ReadVerdict(data, member)
+	var version protocol.OtherVersion
+	if errors.As(err, &version) && said != nil {
+		said.Refused = version.Explain("the scheduler", said.GetRelease(), "this agent", v.release)
+		err = nil
+	}
 	if err != nil {
 		v.refused.Add(1)
 		return

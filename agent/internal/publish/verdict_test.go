@@ -27,7 +27,7 @@ func verdictOf(sender uint64, trust pb.Trust, refused string) []byte {
 func TestRefusalIsLoggedOnceAndItsEndToo(t *testing.T) {
 	var log bytes.Buffer
 	now := time.Now()
-	v := newVerdicts(slog.New(slog.NewTextHandler(&log, nil)), now)
+	v := newVerdicts(slog.New(slog.NewTextHandler(&log, nil)), "v0.1.0", now)
 	for _, refused := range []string{"", "no such model", "no such model", "still none", "", ""} {
 		v.take(verdictOf(1, pb.Trust_TRUST_EXACT, refused), member, now)
 	}
@@ -37,10 +37,33 @@ func TestRefusalIsLoggedOnceAndItsEndToo(t *testing.T) {
 	}
 }
 
+// TestSchedulerOfAnotherVersionRefuses whatever it says beside its version.
+func TestSchedulerOfAnotherVersionRefuses(t *testing.T) {
+	var log bytes.Buffer
+	now := time.Now()
+	v := newVerdicts(slog.New(slog.NewTextHandler(&log, nil)), "v0.1.0", now)
+	data, err := proto.Marshal(&pb.Verdict{Version: 9, Member: member, Sender: 1, Scheduler: "host-b", Trust: 99, Release: "v9.9.9", IntervalMs: 10_000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.take(data, member, now)
+	want := "the scheduler (release v9.9.9) speaks version 9 of the protocol, this agent (release v0.1.0) version 1"
+	if list := v.list(); len(list) != 1 || !strings.HasPrefix(list[0].Refused, want) || v.refused.Load() != 0 {
+		t.Errorf("%+v", list)
+	}
+	if !strings.Contains(log.String(), want) {
+		t.Error(log.String())
+	}
+	v.take(verdictOf(1, pb.Trust_TRUST_EXACT, ""), member, now)
+	if list := v.list(); list[0].Refused != "" {
+		t.Errorf("%+v", list)
+	}
+}
+
 func TestSilentSchedulersAreForgotten(t *testing.T) {
 	var log bytes.Buffer
 	now := time.Now()
-	v := newVerdicts(slog.New(slog.NewTextHandler(&log, nil)), now)
+	v := newVerdicts(slog.New(slog.NewTextHandler(&log, nil)), "v0.1.0", now)
 	v.take(verdictOf(1, pb.Trust_TRUST_EXACT, ""), member, now)
 	v.take(verdictOf(2, pb.Trust_TRUST_SYNCING, ""), member, now.Add(20*time.Second))
 	v.expire(now.Add(31 * time.Second))
@@ -61,7 +84,7 @@ func TestSilentSchedulersAreForgotten(t *testing.T) {
 
 func TestSchedulersAreBounded(t *testing.T) {
 	now := time.Now()
-	v := newVerdicts(slog.New(slog.DiscardHandler), now)
+	v := newVerdicts(slog.New(slog.DiscardHandler), "v0.1.0", now)
 	for i := range uint64(10 * maxSchedulers) {
 		v.take(verdictOf(i+1, pb.Trust_TRUST_EXACT, ""), member, now)
 	}

@@ -54,8 +54,8 @@ type Config struct {
 	Pool  string
 	Index *index.Index
 	Fleet *fleet.Fleet
-	// Name of this scheduler, for the people behind agents.
-	Name string
+	// Name and Release of this scheduler, for the people behind agents.
+	Name, Release string
 	// Admit says why a member may not be one, by what it announces; it is asked
 	// at every heartbeat. Nil: all may.
 	Admit func(*fleet.Info) error

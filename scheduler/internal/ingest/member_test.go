@@ -709,7 +709,7 @@ func TestQueueIsBounded(t *testing.T) {
 func TestRefusedStrangersAreBounded(t *testing.T) {
 	w := newWorker(&Ingest{cfg: Config{Log: slog.New(slog.DiscardHandler)}})
 	for i := range 5 * maxStrangers {
-		w.refuse(nil, item{name: fmt.Sprint("default_", i, "_0")}, protocol.ErrGarbage, time.Now())
+		w.refuse(nil, item{name: fmt.Sprint("default_", i, "_0")}, nil, protocol.ErrGarbage, time.Now())
 		if len(w.strangers) > maxStrangers {
 			t.Fatalf("%d names are remembered", len(w.strangers))
 		}

@@ -110,7 +110,7 @@ func (w *worker) tell(name string, now time.Time) {
 		Version: protocol.Version, Member: strings.ReplaceAll(name, ".", "_"),
 		Sender: w.in.sender, Scheduler: w.in.cfg.Name,
 		Trust: wireTrust(p.Trust), Reason: protocol.Shorten(protocol.MaxReason, warning+p.Reason), Refused: protocol.Shorten(protocol.MaxReason, v.refused),
-		IntervalMs: uint32(protocol.VerdictEvery.Milliseconds()),
+		IntervalMs: uint32(protocol.VerdictEvery.Milliseconds()), Release: w.in.cfg.Release,
 	})
 }
 

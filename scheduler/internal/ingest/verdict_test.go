@@ -109,7 +109,7 @@ func TestRefusedMemberIsTold(t *testing.T) {
 		message      func(*wireAgent) proto.Message
 	}{
 		{"", "full", spoiled(func(*pb.Heartbeat) {})},
-		{"", "version", spoiled(func(h *pb.Heartbeat) { h.Header.Version = 9 })},
+		{"", "the agent (release v9.9.9) speaks version 9 of the protocol, this scheduler (release unknown) version 1", spoiled(func(h *pb.Heartbeat) { h.Header.Version, h.Release = 9, "v9.9.9" })},
 		{"", "another member", spoiled(func(h *pb.Heartbeat) { h.Header.Member = "ns_other_0" })},
 		{"", "not a letter", spoiled(func(h *pb.Heartbeat) { h.Info.PodUid = "ip-10-0-0-1.ec2.internal" })},
 		{"", "lanes", spoiled(func(h *pb.Heartbeat) { h.Lanes = nil })},

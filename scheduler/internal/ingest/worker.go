@@ -127,7 +127,7 @@ func (w *worker) handle(it item, now time.Time) {
 	case isHeartbeat:
 		h, err := protocol.ReadHeartbeat(it.data, it.name)
 		if err != nil {
-			w.refuse(m, it, err, now)
+			w.refuse(m, it, h, err, now)
 			return
 		}
 		c.heartbeats.Add(1)
@@ -151,7 +151,7 @@ func (w *worker) handle(it item, now time.Time) {
 	case isDelta:
 		d, err := protocol.ReadDelta(it.data, it.name)
 		if err != nil {
-			w.refuse(m, it, err, now)
+			w.refuse(m, it, nil, err, now)
 			return
 		}
 		c.deltas.Add(1)
@@ -164,7 +164,7 @@ func (w *worker) handle(it item, now time.Time) {
 	case isChunk:
 		chunk, err := protocol.ReadChunk(it.data, it.name)
 		if err != nil {
-			w.refuse(m, it, err, now)
+			w.refuse(m, it, nil, err, now)
 			return
 		}
 		c.chunks.Add(1)
@@ -185,7 +185,7 @@ func (w *worker) handle(it item, now time.Time) {
 func (w *worker) announce(it item, now time.Time) {
 	h, err := protocol.ReadHeartbeat(it.data, it.name)
 	if err != nil {
-		w.refuse(nil, it, err, now)
+		w.refuse(nil, it, h, err, now)
 		return
 	}
 	w.in.count.heartbeats.Add(1)
@@ -310,12 +310,18 @@ func (w *worker) forget(m *member) {
 // refuse counts a message that may not be believed. Bytes that are no message,
 // or speak for somebody else, say nothing about m and change nothing: if they
 // stood in a delta's place, the gap will show. A message of m's own that
-// contradicts the rules means that the two ends no longer agree.
-func (w *worker) refuse(m *member, it item, err error, now time.Time) {
+// contradicts the rules means that the two ends no longer agree. h is what was
+// read of a heartbeat: of an agent of another version it names the release.
+func (w *worker) refuse(m *member, it item, h *pb.Heartbeat, err error, now time.Time) {
 	c := &w.in.count
+	var version protocol.OtherVersion
 	switch {
-	case errors.Is(err, protocol.ErrVersion):
+	case errors.As(err, &version):
 		c.wrongVersion.Add(1)
+		if h == nil {
+			return // its heartbeats are answered
+		}
+		err = errors.New(version.Explain("the agent", h.GetRelease(), "this scheduler", w.in.cfg.Release))
 	case errors.Is(err, protocol.ErrMember):
 		c.wrongMember.Add(1)
 	default:

@@ -37,16 +37,19 @@ var rooms = map[string][]string{
 	"scheduler/internal/learn":        {},
 	"scheduler/internal/profile":      {},
 	"scheduler/internal/index":        {"protocol/blockkey"},
-	"scheduler/internal/approx":       {"protocol/blockkey", "scheduler/internal/index", "scheduler/internal/learn"},
+	"scheduler/internal/approx":       {"protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn"},
+	"scheduler/internal/predict":      {"protocol/blockkey", "scheduler/internal/index"},
+	"scheduler/internal/estimate":     {"scheduler/internal/fleet", "scheduler/internal/index", "scheduler/internal/learn"},
+	"scheduler/internal/outbox":       {"protocol/blockkey", "scheduler/internal/fleet", "scheduler/internal/predict"},
 	"scheduler/internal/policy":       {"scheduler/internal/fleet", "scheduler/internal/learn"},
-	"scheduler/internal/pick":         {"protocol/blockkey", "scheduler/internal/approx", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/policy", "scheduler/internal/profile"},
+	"scheduler/internal/pick":         {"protocol/blockkey", "scheduler/internal/approx", "scheduler/internal/predict", "scheduler/internal/estimate", "scheduler/internal/outbox", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/policy", "scheduler/internal/profile"},
 	"scheduler/internal/intake":       {"protocol/blockkey"},
 	"scheduler/internal/ingest":       {"protocol", "protocol/pb", "protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet"},
 	"scheduler/internal/sim/arrival":  {"protocol/blockkey"},
-	"scheduler/internal/replica":      {"protocol", "protocol/pb", "protocol/blockkey", "scheduler/internal/fleet", "scheduler/internal/pick"},
+	"scheduler/internal/replica":      {"protocol", "protocol/pb", "protocol/blockkey", "scheduler/internal/fleet", "scheduler/internal/index", "scheduler/internal/outbox", "scheduler/internal/predict"},
 	"scheduler/internal/admission":    {"scheduler/internal/fleet", "scheduler/internal/pick"},
 	"scheduler/internal/rpc":          {"protocol/pb", "protocol/blockkey", "scheduler/internal/intake", "scheduler/internal/admission", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/fleet", "scheduler/internal/learn"},
-	"scheduler":                       {"scheduler/internal/admission", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/index", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/replica", "scheduler/internal/rpc", "protocol", "protocol/pb", "protocol/telemetry", "protocol/settings", "protocol/logging", "protocol/admin", "protocol/bus"},
+	"scheduler":                       {"scheduler/internal/admission", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/index", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/outbox", "scheduler/internal/predict", "scheduler/internal/replica", "scheduler/internal/rpc", "protocol", "protocol/pb", "protocol/telemetry", "protocol/settings", "protocol/logging", "protocol/admin", "protocol/bus"},
 	"scheduler/cmd/kvscout-scheduler": {"scheduler", "protocol/settings"},
 	"scheduler/internal/sim":          {"protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/policy", "scheduler/internal/pick", "scheduler/internal/profile", "scheduler/internal/admission", "scheduler/internal/sim/arrival"},
 	"scheduler/internal/sim/report":   {"scheduler/internal/policy", "scheduler/internal/sim"},
@@ -86,7 +89,7 @@ var edges = map[string][]string{
 // file of a pure room that may is its shell: it owns the core and waits for it.
 var (
 	shells    = []string{"../scheduler/internal/admission/wait.go"}
-	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "agent/internal/reconcile", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/pick", "scheduler/internal/admission", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"}
+	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "agent/internal/reconcile", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/predict", "scheduler/internal/estimate", "scheduler/internal/outbox", "scheduler/internal/pick", "scheduler/internal/admission", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"}
 	unclean   = []string{"context", "log", "log/slog", "net", "net/http", "os"}
 	clockwork = []string{"time.Now(", "time.Since(", "time.Sleep(", "time.After(", "time.NewTimer(", "time.NewTicker("}
 )

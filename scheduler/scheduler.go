@@ -33,7 +33,9 @@ import (
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 	"github.com/kvscout/kvscout/scheduler/internal/ingest"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
+	"github.com/kvscout/kvscout/scheduler/internal/outbox"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
+	"github.com/kvscout/kvscout/scheduler/internal/predict"
 	"github.com/kvscout/kvscout/scheduler/internal/replica"
 	"github.com/kvscout/kvscout/scheduler/internal/rpc"
 )
@@ -63,6 +65,8 @@ type Scheduler struct {
 	telemetry *telemetry.Telemetry
 	fleet     *fleet.Fleet
 	index     *index.Index
+	predicted *predict.Blocks
+	outbox    *outbox.Outbox
 	picker    *pick.Picker
 	profiles  *profiles
 	spaces    *namespaces
@@ -113,7 +117,8 @@ func New(cfg Config) (*Scheduler, error) {
 	if s.transport, err = cfg.transport(); err != nil {
 		return nil, err
 	}
-	if s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Policies: cfg.policies(), Seed: rand.Uint64()}); err != nil {
+	s.predicted, s.outbox = predict.New(s.index), outbox.New()
+	if s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Predicted: s.predicted, Outbox: s.outbox, Policies: cfg.policies(), Seed: rand.Uint64()}); err != nil {
 		return nil, err
 	}
 	if s.spaces, err = newNamespaces(cfg.Namespaces, cfg.Log); err != nil {
@@ -275,7 +280,8 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		return err
 	}
 	s.ingest.Store(in)
-	others, err := replica.New(replica.Config{Conn: bus.conn, Pool: s.cfg.Pool, Name: s.cfg.instance(), Picker: s.picker, Log: s.cfg.Log.With("room", "replica")})
+	others, err := replica.New(replica.Config{Conn: bus.conn, Pool: s.cfg.Pool, Name: s.cfg.instance(),
+		Fleet: s.fleet, Predicted: s.predicted, Outbox: s.outbox, Log: s.cfg.Log.With("room", "replica")})
 	if err != nil {
 		return err
 	}

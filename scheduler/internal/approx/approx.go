@@ -40,6 +40,8 @@ type Config struct {
 
 // Mirror is safe for concurrent use.
 type Mirror struct {
+	Wanted Wanted
+
 	index   *index.Index
 	max     int
 	tracked atomic.Int32 // members that are followed

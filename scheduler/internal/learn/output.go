@@ -25,6 +25,7 @@ const (
 // one caller at a time; Predict may run beside them, and goes by what was
 // published last.
 type Outputs struct {
+	origin    time.Time // of the slots; when the first request was observed
 	groups    map[group]*lengths
 	changed   bool // since the last Publish, not counting what has aged
 	published atomic.Pointer[map[group]*histogram]
@@ -55,6 +56,9 @@ func (o *Outputs) Observe(model, tenant string, prompt, output int, now time.Tim
 	}
 	if o.groups == nil {
 		o.groups = make(map[group]*lengths)
+		// Slots begin at round times, but differences alone number them: they
+		// stay in order where a clock is set back that times have besides.
+		o.origin = now.Add(-time.Duration(now.UnixNano() % int64(slot)))
 	}
 	o.add(group{model, ""}, prompt, output, now)
 	if tenant != "" {
@@ -68,10 +72,10 @@ func (o *Outputs) add(g group, prompt, output int, now time.Time) {
 		if len(o.groups) >= maxGroups {
 			o.forget()
 		}
-		l = &lengths{first: number(now)}
+		l = &lengths{first: o.number(now)}
 		o.groups[g] = l
 	}
-	l.turn(number(now))
+	l.turn(o.number(now))
 	at := &l.ring[l.first%slots]
 	if *at == nil {
 		*at = make(map[pair]uint32)
@@ -97,7 +101,7 @@ func (o *Outputs) forget() {
 // Publish lets Predict know what was observed, and forget what is too old.
 func (o *Outputs) Publish(now time.Time) {
 	for g, l := range o.groups {
-		l.turn(number(now))
+		l.turn(o.number(now))
 		if l.sum == (histogram{}) {
 			delete(o.groups, g)
 			o.changed = true
@@ -170,7 +174,8 @@ func (l *lengths) turn(now int64) {
 	l.first = max(l.first, now)
 }
 
-func number(now time.Time) int64 { return now.UnixNano() / int64(slot) }
+// number of the slot of a time.
+func (o *Outputs) number(now time.Time) int64 { return int64(max(0, now.Sub(o.origin)) / slot) }
 
 // class is log2 of a length, rounded; 0 and 1 are one class.
 func class(n int) uint8 {

@@ -8,7 +8,9 @@ import (
 
 	"github.com/kvscout/kvscout/protocol/blockkey"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/index"
 	"github.com/kvscout/kvscout/scheduler/internal/policy"
+	"github.com/kvscout/kvscout/scheduler/internal/predict"
 )
 
 const (
@@ -21,86 +23,95 @@ const (
 	maxRecall = 1024
 )
 
+// belonging is where the request belongs, and what its prefix met lately.
+type belonging struct {
+	texts     []uint64 // keys of the prompt's beginnings
+	marks     []uint64 // where a conversation may have ended before
+	mark      uint64   // by which this one can be recognised; 0: none
+	owners    []index.Member
+	histories []policy.History
+}
+
 // affinity finds out where the request belongs, as far as the policy wants to
 // know that.
-func (p *Picker) affinity(w *work, r *Request, needs policy.Needs, now time.Time) {
-	w.round.Owner, w.round.Left, w.mark = -1, policy.Stayed, 0
+func (p *Picker) affinity(m *making, r *Request, needs policy.Needs, now time.Time) {
+	m.ranking.round.Owner, m.ranking.round.Left, m.belongs.mark = -1, policy.Stayed, 0
 	switch {
 	case needs&policy.NeedsText != 0:
-		w.draw(p.textKey(w, r, now))
+		m.draw(p.textKey(m, r, now))
 	case needs&policy.NeedsOwner != 0 && r.Session != "":
-		w.draw(scopeKey(r, blockkey.Key(xxhash.Sum64String(r.Session))))
+		m.draw(scopeKey(r, blockkey.Key(xxhash.Sum64String(r.Session))))
 	case needs&policy.NeedsOwner != 0:
-		p.recognise(w, r)
+		p.recognise(m, r)
 	}
 }
 
 // draw lets every candidate draw for a key: rendezvous hashing. All schedulers
 // draw alike, and who leaves moves only what was its own.
-func (w *work) draw(key uint64) {
-	for i := range w.candidates {
-		w.round.Candidates[i].Draw = mix(key ^ w.candidates[i].seat.Hash)
+func (m *making) draw(key uint64) {
+	for i := range m.eligible.list {
+		m.ranking.round.Candidates[i].Draw = mix(key ^ m.eligible.list[i].seat.Hash)
 	}
 }
 
 // recognise finds the owner of a conversation that has no name: who holds the
 // most of it, among those alike who served it last or is the first in line;
 // where nobody holds most of it, who served it last.
-func (p *Picker) recognise(w *work, r *Request) {
+func (p *Picker) recognise(m *making, r *Request) {
 	// Members of other scopes have other marks: they are recognised by what
 	// they hold.
-	s := &w.scopes[0]
+	s := &m.keys.scopes[0]
 	s.hash(r, s.blocks)
-	w.marks = w.marks[:0]
-	for b := ends(s.blocks); b > 0 && recognised*b >= s.blocks && len(w.marks) < maxRecall; b = ends(b - 1) {
-		w.marks = append(w.marks, uint64(s.keys[b-1]))
+	m.belongs.marks = m.belongs.marks[:0]
+	for b := conversationEnd(s.blocks); b > 0 && recognised*b >= s.blocks && len(m.belongs.marks) < maxRecall; b = conversationEnd(b - 1) {
+		m.belongs.marks = append(m.belongs.marks, uint64(s.keys[b-1]))
 	}
-	if len(w.marks) > 0 {
-		w.mark = w.marks[0]
-		w.draw(w.mark)
+	if len(m.belongs.marks) > 0 {
+		m.belongs.mark = m.belongs.marks[0]
+		m.draw(m.belongs.mark)
 	} else {
-		w.draw(withoutKey(r, w.round.Random))
+		m.draw(withoutKey(r, m.ranking.round.Random))
 	}
 	deepest, at := 1, -1
-	for i := range w.candidates {
-		c := &w.candidates[i]
+	for i := range m.eligible.list {
+		c := &m.eligible.list[i]
 		switch n := c.cached() + c.has().predicted; {
 		case n > deepest,
-			n == deepest && at >= 0 && w.round.Candidates[i].Draw > w.round.Candidates[at].Draw:
+			n == deepest && at >= 0 && m.ranking.round.Candidates[i].Draw > m.ranking.round.Candidates[at].Draw:
 			deepest, at = n, i
 		}
 	}
 	if recognised*deepest < r.Prompt.length() {
 		at = -1
 	}
-	w.round.Owner = at
-	if id, ok := p.fleet.Recall(w.marks); ok && (at < 0 || w.holds(id, deepest)) {
-		w.own(id)
+	m.ranking.round.Owner = at
+	if id, ok := p.fleet.Recall(m.belongs.marks); ok && (at < 0 || m.holds(id, deepest)) {
+		m.own(id)
 	}
 }
 
-// ends is the last number of blocks, up to b, that a conversation may be
-// remembered by: any below stride, then every stride.
-func ends(b int) int {
-	if b < stride {
+// conversationEnd is the last number of blocks, up to b, that a conversation may be
+// remembered by: any below the stride, then every stride.
+func conversationEnd(b int) int {
+	if b < predict.Stride {
 		return b
 	}
-	return b - b%stride
+	return b - b%predict.Stride
 }
 
-func (w *work) holds(id fleet.ID, tokens int) bool {
-	c := w.candidate(id)
+func (m *making) holds(id fleet.ID, tokens int) bool {
+	c := m.eligible.of(id)
 	return c != nil && c.cached()+c.has().predicted == tokens
 }
 
 // own makes a member the owner; one that is not among the candidates is gone.
-func (w *work) own(id fleet.ID) {
-	w.round.Owner = -1
-	if int(id) < len(w.at) && w.at[id] != 0 {
-		w.round.Owner = int(w.at[id] - 1)
+func (m *making) own(id fleet.ID) {
+	m.ranking.round.Owner = -1
+	if int(id) < len(m.eligible.at) && m.eligible.at[id] != 0 {
+		m.ranking.round.Owner = int(m.eligible.at[id] - 1)
 		return
 	}
-	w.round.Left = policy.Gone
+	m.ranking.round.Left = policy.Gone
 }
 
 // The beginnings of a prompt that have keys: so many characters, or so many
@@ -109,12 +120,12 @@ var beginnings = [...]int{100, 500, 1000}
 
 // textKey is the key of the longest beginning of the prompt that was seen
 // lately, else of the longest: schedulers that have not seen it agree.
-func (p *Picker) textKey(w *work, r *Request, now time.Time) uint64 {
-	w.texts = w.texts[:0]
+func (p *Picker) textKey(m *making, r *Request, now time.Time) uint64 {
+	m.belongs.texts = m.belongs.texts[:0]
 	prompt := &r.Prompt
 	switch {
 	case len(prompt.Beginnings) > 0:
-		w.texts = append(w.texts, prompt.Beginnings...)
+		m.belongs.texts = append(m.belongs.texts, prompt.Beginnings...)
 	case len(prompt.Tokens) > 0:
 		chain, from := uint64(0), 0
 		for _, to := range beginnings {
@@ -123,20 +134,20 @@ func (p *Picker) textKey(w *work, r *Request, now time.Time) uint64 {
 				break
 			}
 			chain = mix(chain ^ xxhash.Sum64(prompt.Tokens[from:to]))
-			w.texts, from = append(w.texts, chain), to
+			m.belongs.texts, from = append(m.belongs.texts, chain), to
 		}
 	case len(prompt.Keys) > 0:
 		for _, n := range beginnings {
 			at := min(max(n/4/prompt.BlockSize, 1), len(prompt.Keys)) - 1
-			w.texts = append(w.texts, uint64(prompt.Keys[at]))
+			m.belongs.texts = append(m.belongs.texts, uint64(prompt.Keys[at]))
 		}
 	default:
-		return w.round.Random
+		return m.ranking.round.Random
 	}
-	for i, k := range w.texts {
-		w.texts[i] = scopeKey(r, blockkey.Key(k))
+	for i, k := range m.belongs.texts {
+		m.belongs.texts[i] = scopeKey(r, blockkey.Key(k))
 	}
-	return p.seen.longest(w.texts, now)
+	return p.seen.longest(m.belongs.texts, now)
 }
 
 // scopeKey roots a key in what the request asks for, so that equal prompts to

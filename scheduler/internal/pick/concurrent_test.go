@@ -92,7 +92,7 @@ func TestPicksBesideEverything(t *testing.T) {
 			t.Errorf("%s: %+v is left", m.Info.Name, r)
 		}
 	}
-	if n := len(b.forecast.at); n != 0 {
+	if n := b.predicted.Stats().Marks; n != 0 {
 		t.Errorf("%d marks are left", n)
 	}
 }

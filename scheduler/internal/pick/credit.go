@@ -14,8 +14,8 @@ import (
 // promised to nobody.
 
 // credit turns depths into cached tokens by tier, or predicted ones.
-func (w *work) credit(c *candidate, length, size int, now time.Time) {
-	credit := w.view.Believe(c.member, now).Credit
+func (h *cached) credit(view *fleet.View, c *candidate, length, size int, now time.Time) {
+	credit := view.Believe(c.member, now).Credit
 	if credit == fleet.Uncredited {
 		return
 	}
@@ -56,31 +56,31 @@ func (s *share) usable(rule *fleet.HitRule, length, size int) (gpu, host, disk i
 
 // foresee credits what an earlier decision sent to a candidate and no event has
 // confirmed yet, up to a depth in blocks.
-func (w *work) foresee(c *candidate, depth, length, size int) {
+func (h *cached) foresee(c *candidate, depth, length, size int) {
 	depth = min(depth, (length-1)/size) * size
 	if beyond := depth - c.cached(); beyond > c.has().predicted {
-		w.shareOf(c).predicted = beyond
+		h.of(c).predicted = beyond
 	}
 }
 
 // assume credits what was sent to a candidate: to policies that ask for it,
 // and as a prediction where there is no exact picture.
-func (p *Picker) assume(w *work, c *candidate, length, size int, now time.Time) {
+func (p *Picker) assume(view *fleet.View, c *candidate, length, size int, now time.Time) {
 	has := c.share
 	depth := has.depth[index.LaneApproximate]
-	if depth == 0 || !p.mirror.Follows(index.Member(c.member.ID), c.member.Picture.Epoch) {
+	if depth == 0 || !p.sent.Follows(index.Member(c.member.ID), c.member.Picture.Epoch) {
 		return
 	}
 	has.sent = min(depth, (length-1)/size) * size
-	if beyond := has.sent - has.cached(); beyond > 0 && !w.exact(c, now) {
+	if beyond := has.sent - has.cached(); beyond > 0 && !c.exact(view, now) {
 		has.predicted = max(has.predicted, beyond)
 		has.assumed = true
 	}
 }
 
 // believe is what an answer says of a candidate's cache.
-func (w *work) believe(c *candidate, now time.Time) fleet.Belief {
-	b := w.view.Believe(c.member, now)
+func (c *candidate) believe(view *fleet.View, now time.Time) fleet.Belief {
+	b := view.Believe(c.member, now)
 	if c.has().assumed && b.Credit != fleet.Credited {
 		return fleet.Belief{Trust: fleet.Approximate, Reason: "no picture: what was sent there stands for it", Credit: fleet.Predicted}
 	}
@@ -91,14 +91,14 @@ func (w *work) believe(c *candidate, now time.Time) fleet.Belief {
 }
 
 // exact tells whether events say all that is there.
-func (w *work) exact(c *candidate, now time.Time) bool {
-	return w.view.Believe(c.member, now).Trust == fleet.Exact
+func (c *candidate) exact(view *fleet.View, now time.Time) bool {
+	return view.Believe(c.member, now).Trust == fleet.Exact
 }
 
 // blind tells that nothing is known of the cache of any candidate.
-func (w *work) blind(now time.Time) bool {
-	for i := range w.candidates {
-		if w.believe(&w.candidates[i], now).Credit != fleet.Uncredited {
+func (e *eligible) blind(now time.Time) bool {
+	for i := range e.list {
+		if e.list[i].believe(e.view, now).Credit != fleet.Uncredited {
 			return false
 		}
 	}

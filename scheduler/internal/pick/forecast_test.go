@@ -75,7 +75,7 @@ func TestSiblingsFollowThePrediction(t *testing.T) {
 		t.Errorf("after the events: %+v", c)
 	}
 	b.Tick(t0.Add(time.Minute))
-	if n := len(b.forecast.at); n != 0 {
+	if n := b.predicted.Stats().Marks; n != 0 {
 		t.Errorf("%d marks are kept", n)
 	}
 }
@@ -86,7 +86,7 @@ func TestForecastIsBounded(t *testing.T) {
 	for i := range 300 {
 		b.pick(Request{Prompt: tokens(prompt(uint32(i), 0, 40_000)), Reserve: true})
 	}
-	if n := len(b.forecast.at); n > maxForecast || n == 0 {
+	if n := b.predicted.Stats().Marks; n > 1<<16 || n == 0 {
 		t.Errorf("%d marks", n)
 	}
 }

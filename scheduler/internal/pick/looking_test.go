@@ -99,8 +99,8 @@ func TestLookingChangesNothing(t *testing.T) {
 			if a.Stats() != b.Stats() || a.fleet.Stats() != b.fleet.Stats() {
 				t.Fatalf("step %d: without looking\n%+v %+v\nand with\n%+v %+v", i, a.Stats(), a.fleet.Stats(), b.Stats(), b.fleet.Stats())
 			}
-			s0, h0 := a.wanted.now(now)
-			if s1, h1 := b.wanted.now(now); s0 != s1 || h0 != h1 {
+			s0, h0 := a.sent.Wanted.Now(now)
+			if s1, h1 := b.sent.Wanted.Now(now); s0 != s1 || h0 != h1 {
 				t.Fatalf("step %d: Picks note what is sent: without looking %v %v, with %v %v", i, s0, h0, s1, h1)
 			}
 			if n, m := a.policies.count.Load(), b.policies.count.Load(); n != m {

@@ -1,11 +1,20 @@
-// Package pick makes a decision of a request. The order of the steps is here,
-// each in its file: filter (who may serve it), match (how much of the prompt
-// each has cached, and what was just sent there), rank (predicted time, ties)
-// and the receipt that explains the choice. Choosing and charging the chosen
-// are one step under the fleet's lock.
+// Package pick makes a decision of a request. The order of the steps is here, in
+// try; each is in the file of what it finds out:
 //
-// The package is pure: now is passed in, nothing here runs by itself. Tick
-// takes what has to happen from time to time.
+//	eligible   who may serve the request
+//	keys       the prompt as blocks of the sizes and roots that they have
+//	cached     how much of it each has, or was just sent
+//	gather     what policies see of each besides load, and how it fits
+//	affinity   where the request belongs, history what was sent there lately
+//	rank       load, predicted time, score, ties; while the fleet is locked
+//	receipt    the answer and why; shadow: what another policy would do
+//
+// split comes before them where members have roles.
+//
+// The package is pure: now is passed in, and only differences to other times
+// that were passed in count, but for the priority that is given to engines: that
+// is wall time, which schedulers have in common. Nothing here runs by itself.
+// Tick takes what has to happen from time to time.
 //
 // Only a mistake of the caller is an error, or that nobody is left who could
 // serve the request. What is missing otherwise (tokens, a picture, load, a
@@ -20,11 +29,15 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvscout/kvscout/protocol/blockkey"
 	"github.com/kvscout/kvscout/scheduler/internal/approx"
+	"github.com/kvscout/kvscout/scheduler/internal/estimate"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 	"github.com/kvscout/kvscout/scheduler/internal/learn"
+	"github.com/kvscout/kvscout/scheduler/internal/outbox"
 	"github.com/kvscout/kvscout/scheduler/internal/policy"
+	"github.com/kvscout/kvscout/scheduler/internal/predict"
 	"github.com/kvscout/kvscout/scheduler/internal/profile"
 )
 
@@ -32,6 +45,10 @@ import (
 type Config struct {
 	Fleet *fleet.Fleet
 	Index *index.Index
+	// Predicted blocks, if others predict some, too; nil: the picker's own.
+	Predicted *predict.Blocks
+	// Outbox of what other schedulers have to know; nil: there are none.
+	Outbox *outbox.Outbox
 	Policies
 	// Seed of the random numbers that break ties and feed the random policy.
 	Seed uint64
@@ -78,39 +95,38 @@ func (p Policies) Check() error {
 
 // Picker is safe for concurrent use.
 type Picker struct {
-	fleet    *fleet.Fleet
-	index    *index.Index
+	// What decisions go by.
+	fleet     *fleet.Fleet
+	index     *index.Index
+	predicted *predict.Blocks
+	sent      *approx.Mirror
+	estimates *estimate.Estimates
+	profiles  atomic.Pointer[profile.Set]
+	seen      seen
+	// How they are made.
 	usual    atomic.Pointer[Policies]
+	policies policies
 	seed     uint64
 	turn     atomic.Uint64
-	scratch  sync.Pool // of *work
-	policies policies
-	forecast forecast
-	seen     seen
-	delay    delay
-	mirror   *approx.Mirror
-	wanted   wanted
-	speeds   speeds
-	stock    stock
-	outbox   outbox
-	left     [policy.LeftReasons]atomic.Uint64
-	ladder   ladder
-	outputs  outputs
-	profiles atomic.Pointer[profile.Set]
-
-	unmeasured atomic.Uint64 // see Stats
+	scratch  sync.Pool // of *making
+	// Who hears of them, and counts; see Stats.
+	outbox     *outbox.Outbox
+	left       [policy.LeftReasons]atomic.Uint64
+	ladder     ladder
+	unmeasured atomic.Uint64
 }
 
 // New returns a Picker, or an error if there is no such policy.
 func New(cfg Config) (*Picker, error) {
-	p := &Picker{fleet: cfg.Fleet, index: cfg.Index, seed: cfg.Seed}
+	p := &Picker{estimates: estimate.New(), fleet: cfg.Fleet, index: cfg.Index, predicted: cfg.Predicted, outbox: cfg.Outbox, seed: cfg.Seed}
 	if err := p.Use(cfg.Policies); err != nil {
 		return nil, err
 	}
-	p.mirror = approx.New(approx.Config{Index: cfg.Index})
-	p.speeds.prior = learn.Prior()
-	p.outbox.wake = make(chan struct{}, 1)
-	p.scratch.New = func() any { return new(work) }
+	if p.predicted == nil {
+		p.predicted = predict.New(cfg.Index)
+	}
+	p.sent = approx.New(approx.Config{Index: cfg.Index})
+	p.scratch.New = func() any { return new(making) }
 	return p, nil
 }
 
@@ -169,84 +185,146 @@ func (p *Picker) decide(r *Request, shadow string, explain bool, now time.Time) 
 // try makes one attempt. It returns neither decision nor error if the chosen
 // member left meanwhile, or is left out: the next view is without it.
 func (p *Picker) try(r *Request, pol policy.Policy, shadow *policy.Policy, explain bool, now time.Time) (d, other *Decision, err error) {
-	view := p.fleet.View()
-	w := p.scratch.Get().(*work)
+	m := p.scratch.Get().(*making)
 	defer func() {
-		w.release()
-		p.scratch.Put(w)
+		m.release()
+		p.scratch.Put(m)
 	}()
-	if err := w.filter(r, view, now); err != nil {
+	// Who may serve the request, what of its prompt they can have cached, and
+	// what they have.
+	if err := m.eligible.filter(r, p.fleet.View(), now); err != nil {
 		return nil, nil, err
 	}
-	if err := p.match(w, r, now); err != nil {
+	if err := m.keys.cut(r, m.eligible.list); err != nil {
 		return nil, nil, err
 	}
-	pol = w.substitute(pol, r)
-	if shadow != nil {
-		*shadow = w.substitute(*shadow, r)
-	}
-	p.expect(r, w.round.Random)
-	p.prepare(w, r, view, now)
+	p.match(&m.cached, &m.eligible, &m.keys, r, now)
+	random := p.random(r)
+	m.keys.breakTies(r, random)
+	p.expect(r, random)
+	// What policies see of them besides load.
+	pol = m.keys.substitute(pol, r)
 	needs := pol.Needs
 	if shadow != nil {
+		*shadow = m.keys.substitute(*shadow, r)
 		needs |= shadow.Needs
 	}
-	p.fit(w, r, needs)
-	p.facts(w, r, pol.Needs, now)
-	var full *Full
-	var choice fleet.Choice
-	var id fleet.Decision
-	choose := func(last fleet.ID, known bool, reserved []fleet.Reserved) (fleet.Choice, bool) {
-		w.last, w.known = last, known
-		w.rank(pol, reserved, now)
-		full, choice = w.full(&pol), w.choice(r)
-		return choice, full == nil
-	}
-	if r.Reserve {
-		var ok bool
-		id, ok = p.fleet.Decide(r.Session, now, choose)
-		if full == nil && !ok {
-			return nil, nil, nil
-		}
-	} else {
-		p.fleet.Look(r.Session, choose)
-	}
-	if full != nil {
-		w.among(r)
+	p.gather(&m.ranking, &m.eligible, r, random, now)
+	p.fit(&m.ranking, m.eligible.list, r, needs)
+	p.belong(m, r, pol.Needs, now)
+	// The choice, by load as of now, and its reservation.
+	id, choice, ok, full := p.choose(m, r, pol, now)
+	switch {
+	case full != nil:
+		m.among(r)
 		return nil, nil, full
+	case !ok:
+		return nil, nil, nil
+	case r.Reserve:
+		p.remember(m, r, pol, id, &choice, now)
 	}
+	// What is said of it.
+	d = m.receipt(r, pol, now)
+	m.pulls(d, p.usual.Load().PullMS)
 	if r.Reserve {
-		keys, life := p.predict(w, r, now)
-		p.outbox.charge(id, &choice, keys, life, now)
-		p.send(w, r, now)
-		p.stock.decided(int(choice.Cached), int(choice.Uncached))
-		p.delay.look(p.index, 1, now)
-	}
-	d = w.receipt(r, pol, view, now)
-	w.pulls(d, p.usual.Load().PullMS)
-	if r.Reserve {
-		p.keep(w, r, pol, now)
 		d.ID = strconv.FormatUint(uint64(id), 16)
 	}
 	if shadow != nil {
-		p.facts(w, r, shadow.Needs, now)
-		d.Shadow = w.shade(*shadow)
+		p.belong(m, r, shadow.Needs, now)
+		d.Shadow = m.shade(*shadow)
 		if explain {
-			other = w.receipt(r, *shadow, view, now)
+			other = m.receipt(r, *shadow, now)
 		}
 	}
 	return d, other, nil
 }
 
-// facts finds out what a policy asks for beyond load and cached tokens.
-func (p *Picker) facts(w *work, r *Request, needs policy.Needs, now time.Time) {
+// making is a decision in the making: what the steps find out, in their order.
+// It is used again.
+type making struct {
+	eligible eligible
+	keys     keys
+	cached   cached
+	belongs  belonging
+	ranking  ranking
+}
+
+func (m *making) release() {
+	m.eligible.release()
+	m.keys.release()
+	m.cached.release()
+	m.belongs.texts = m.belongs.texts[:0]
+	m.ranking.release()
+}
+
+// choose ranks the candidates while the fleet is locked, so that nobody is
+// charged between, and charges the first if the request reserves. full: the
+// request should wait. Not ok: the first left, or is left out by now.
+func (p *Picker) choose(m *making, r *Request, pol policy.Policy, now time.Time) (id fleet.Decision, choice fleet.Choice, ok bool, full *Full) {
+	rank := func(last fleet.ID, known bool, reserved []fleet.Reserved) (fleet.Choice, bool) {
+		m.ranking.last, m.ranking.known = last, known
+		m.rank(pol, reserved, now)
+		full, choice = m.full(&pol), m.choice(r)
+		return choice, full == nil
+	}
+	if !r.Reserve {
+		p.fleet.Look(r.Session, rank)
+		return 0, choice, true, full
+	}
+	id, ok = p.fleet.Decide(r.Session, now, rank)
+	return id, choice, ok, full
+}
+
+// belong finds out where a request belongs, as far as a policy asks for that.
+func (p *Picker) belong(m *making, r *Request, needs policy.Needs, now time.Time) {
 	if r.Reserve {
-		p.wanted.note(needs, now)
+		p.sent.Wanted.Note(needs&policy.NeedsSent != 0, needs&policy.NeedsHistory != 0, now)
 	}
-	p.affinity(w, r, needs, now)
+	p.affinity(m, r, needs, now)
 	if needs&policy.NeedsHistory != 0 {
-		p.history(w, r)
+		p.history(m, r)
 	}
+}
+
+// remember keeps what later decisions, here and at other schedulers, go by.
+func (p *Picker) remember(m *making, r *Request, pol policy.Policy, id fleet.Decision, choice *fleet.Choice, now time.Time) {
+	keys, life := p.predict(m, r, now)
+	if p.outbox != nil {
+		p.outbox.Reserve(id, choice, keys, life, now)
+	}
+	p.send(m, r, now)
+	p.estimates.Caches.Decided(int(choice.Cached), int(choice.Uncached))
+	p.predicted.Confirm(now)
+	if len(m.belongs.texts) > 0 {
+		p.seen.add(m.belongs.texts, now)
+	}
+	p.left[m.left(pol)].Add(1)
+	p.ladder.prompt.Add(uint64(r.Prompt.length()))
+	p.ladder.ideal.Add(uint64(max(m.cached.ideal, m.cached.feasible)))
+	p.ladder.feasible.Add(uint64(m.cached.feasible))
+	p.ladder.routed.Add(uint64(m.eligible.list[m.ranking.best].cached()))
+}
+
+// predict notes the blocks of the prompt as predicted where it went, unless all
+// of them are there already. It returns their keys, and for how long.
+func (p *Picker) predict(m *making, r *Request, now time.Time) ([]blockkey.Key, time.Duration) {
+	c := &m.eligible.list[m.ranking.best]
+	if c.scope < 0 {
+		return nil, 0
+	}
+	s := &m.keys.scopes[c.scope]
+	if c.cached() >= (s.blocks-1)*s.BlockSize {
+		return nil, 0
+	}
+	s.hash(r, predict.MaxBlocks)
+	ms := m.ranking.round.Costs[m.ranking.best].FirstToken()
+	return s.keys, p.predicted.Add(predict.Sent{
+		Member: index.Member(c.member.ID),
+		Epoch:  c.member.Picture.Epoch,
+		Keys:   s.keys,
+		First:  time.Duration(min(ms, 1e6) * float64(time.Millisecond)),
+		Exact:  c.exact(m.eligible.view, now),
+	}, now)
 }
 
 // Ladder is how much of prompts was found cached, in tokens.
@@ -259,25 +337,13 @@ type Ladder struct {
 // ladder is a Ladder in the making.
 type ladder struct{ prompt, ideal, feasible, routed atomic.Uint64 }
 
-// keep remembers what later decisions go by, and counts.
-func (p *Picker) keep(w *work, r *Request, pol policy.Policy, now time.Time) {
-	if len(w.texts) > 0 {
-		p.seen.add(w.texts, now)
-	}
-	p.left[w.left(pol)].Add(1)
-	p.ladder.prompt.Add(uint64(r.Prompt.length()))
-	p.ladder.ideal.Add(uint64(max(w.ideal, w.feasible)))
-	p.ladder.feasible.Add(uint64(w.feasible))
-	p.ladder.routed.Add(uint64(w.candidates[w.best].cached()))
-}
-
 // left says why the session's last member was left, as the policy says, or for
 // those that go by time.
-func (w *work) left(pol policy.Policy) policy.Left {
-	if w.round.Left != policy.Stayed || !pol.Times || !w.known || w.candidates[w.best].member.ID == w.last {
-		return w.round.Left
+func (m *making) left(pol policy.Policy) policy.Left {
+	if m.ranking.round.Left != policy.Stayed || !pol.Times || !m.ranking.known || m.eligible.list[m.ranking.best].member.ID == m.ranking.last {
+		return m.ranking.round.Left
 	}
-	if w.candidate(w.last) == nil {
+	if m.eligible.of(m.ranking.last) == nil {
 		return policy.Gone
 	}
 	return policy.Slow
@@ -303,7 +369,7 @@ type Stats struct {
 
 // Stats returns the counts.
 func (p *Picker) Stats() Stats {
-	s := Stats{Unmeasured: p.unmeasured.Load(), Confirm: p.delay.confirm(), Sent: p.mirror.Stats()}
+	s := Stats{Unmeasured: p.unmeasured.Load(), Confirm: p.predicted.Stats().Confirm, Sent: p.sent.Stats()}
 	for i := range p.left {
 		s.Left[i] = p.left[i].Load()
 	}
@@ -331,23 +397,36 @@ func (p *Picker) Report(r Report, now time.Time) bool {
 	}
 	asked, known := p.fleet.Report(report, now)
 	if known {
-		p.outbox.end(&report)
-		p.speeds.served(&r, &asked.Forecast)
-	}
-	if known && r.OutputTokens > 0 && r.Outcome == fleet.Finished {
-		p.outputs.observe(asked, r.OutputTokens, now)
+		if p.outbox != nil {
+			p.outbox.End(&report)
+		}
+		p.learn(&r, &asked, now)
 	}
 	return known
 }
 
-// Tick learns from the load samples that have come, and drops predictions that
-// ran out. Call it about every half second.
+// learn takes the time to the first token that a caller saw, if the member that
+// was picked served the request to its end, or to that token, and the length of
+// the output.
+func (p *Picker) learn(r *Report, asked *fleet.Asked, now time.Time) {
+	f := &asked.Forecast
+	if r.TTFTMS != 0 && f.Name != "" && (r.Member == "" || r.Member == f.Name) &&
+		(r.Outcome == fleet.FirstToken || r.Outcome == fleet.Finished) {
+		p.estimates.Speeds.Served(f, r.TTFTMS)
+	}
+	if r.OutputTokens > 0 && r.Outcome == fleet.Finished {
+		p.estimates.Outputs.Observe(asked, r.OutputTokens, now)
+	}
+}
+
+// Tick learns from the load samples that have come, and drops what ran out.
+// Call it about every half second.
 func (p *Picker) Tick(now time.Time) {
 	view := p.fleet.View()
-	p.speeds.learn(view, now)
-	p.stock.count(view, p.index, now)
-	p.forecast.expire(now)
-	p.delay.look(p.index, probes, now)
-	p.outputs.publish(now)
-	p.follow(view, now)
+	p.estimates.Tick(view, p.index, now)
+	p.predicted.Tick(now)
+	p.sent.Tick(view, func(m *fleet.Member) learn.Curve { return p.estimates.Speeds.Of(m).Curve }, now)
 }
+
+// Speed is what decisions reckon with for a member.
+func (p *Picker) Speed(m *fleet.Member) learn.Speed { return *p.estimates.Speeds.Of(m) }

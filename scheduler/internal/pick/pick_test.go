@@ -126,7 +126,7 @@ func TestScoreChangesNothing(t *testing.T) {
 		session = known
 		return fleet.Choice{}, false
 	})
-	if r := b.fleet.View().Member(id).Reserved(); d.ID != "" || r.Open != 0 || session || len(b.forecast.at) != 0 {
+	if r := b.fleet.View().Member(id).Reserved(); d.ID != "" || r.Open != 0 || session || b.predicted.Stats().Marks != 0 {
 		t.Errorf("decision %q, %+v, session %v", d.ID, r, session)
 	}
 }

@@ -43,13 +43,13 @@ func (p *Policies) allows(name string) error {
 // substitute returns the policy that takes the place of one that goes by
 // prefixes or owners where nothing can be known of them: the beginning of the
 // prompt decides, and where there is no prompt, the load.
-func (w *work) substitute(pol policy.Policy, r *Request) policy.Policy {
+func (k *keys) substitute(pol policy.Policy, r *Request) policy.Policy {
 	prompt := &r.Prompt
 	text := len(prompt.Beginnings) > 0 || len(prompt.Tokens) > 0 || len(prompt.Keys) > 0
 	switch {
 	case pol.Needs&policy.NeedsText != 0 && text,
-		pol.Needs&policy.NeedsPrefix != 0 && len(w.scopes) > 0,
-		pol.Needs&policy.NeedsOwner != 0 && (r.Session != "" || len(w.scopes) > 0),
+		pol.Needs&policy.NeedsPrefix != 0 && len(k.scopes) > 0,
+		pol.Needs&policy.NeedsOwner != 0 && (r.Session != "" || len(k.scopes) > 0),
 		pol.Needs&(policy.NeedsPrefix|policy.NeedsOwner|policy.NeedsText) == 0:
 		return pol
 	case text:

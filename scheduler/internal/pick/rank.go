@@ -17,69 +17,30 @@ const (
 	nearShare, nearStep = 0.02, 0.25
 )
 
-// prepare collects what does not change while the fleet is locked.
-func (p *Picker) prepare(w *work, r *Request, view *fleet.View, now time.Time) {
-	n, length := len(w.candidates), r.Prompt.length()
-	w.round.Reuse = math.Float64frombits(p.stock.reuse.Load())
-	w.round.Moved = false
-	w.round.Output, w.round.Length = float64(r.ExpectedOutput), length
-	w.round.Candidates = slices.Grow(w.round.Candidates[:0], n)[:n]
-	w.round.Costs = slices.Grow(w.round.Costs[:0], n)[:n]
-	w.scores = slices.Grow(w.scores[:0], n)[:n]
-	w.gauges = true
-	fresh, speeds := view.Since(view.FreshSince(now)), p.speeds.fitted.Load()
-	held := p.stock.counted()
-	var busy, known float64
-	for i := range w.candidates {
-		c := &w.candidates[i]
-		seat, has := c.seat, c.has()
-		c.speed = p.speeds.in(speeds, seat.ID, seat.Hash)
-		w.gauges = w.gauges && seat.Running >= 0 && seat.Sampled >= fresh
-		if c.speed.Busy >= 0 {
-			busy += c.speed.Busy
-			known++
-		}
-		// In place: a literal would be made elsewhere and copied.
-		at := &w.round.Candidates[i]
-		at.GPU, at.Host, at.Disk, at.Predicted = has.gpu, has.host, has.disk, has.predicted
-		at.Uncached = length - has.cached() - has.predicted
-		if length == 0 {
-			at.Uncached = int(c.speed.PromptTokens) // a mean request
-		}
-		at.Speed = c.speed
-		at.BlockSize = seat.BlockSize
-		at.Capacity = seat.Blocks * seat.BlockSize
-		at.Room = room(held, seat)
-		at.Sent = has.sent
-		at.Draw, at.History = 0, nil
-	}
-	w.round.Rho = busy / known // NaN where nothing is known
-}
-
 // rank scores the candidates and finds the best. It reads reservations, so a
 // caller who wants to charge the best runs it in fleet.Decide.
-func (w *work) rank(pol policy.Policy, sums []fleet.Reserved, now time.Time) {
+func (m *making) rank(pol policy.Policy, sums []fleet.Reserved, now time.Time) {
 	var more fleet.Reserved
-	for i := range w.candidates {
-		c := &w.candidates[i]
+	for i := range m.eligible.list {
+		c := &m.eligible.list[i]
 		reserved := sums[c.seat.ID].Expected(now, &more)
 		c.requests = int32(c.seat.Requests(reserved))
-		w.round.Candidates[i].Load.Set(c.seat, reserved, reserved.Wait(now), c.speed, w.gauges)
-		if i < len(w.round.Fits) {
-			w.round.Fits[i].InFlight = reserved.Share
+		m.ranking.round.Candidates[i].Load.Set(c.seat, reserved, reserved.Wait(now), c.speed, m.ranking.gauges)
+		if i < len(m.ranking.round.Fits) {
+			m.ranking.round.Fits[i].InFlight = reserved.Share
 		}
 	}
-	w.ahead()
-	w.ownLast(pol)
-	policy.Estimate(&w.round)
-	policy.Measure(&w.round)
-	w.choosing = w.choose(pol)
+	m.ahead()
+	m.ownLast(pol)
+	policy.Estimate(&m.ranking.round)
+	policy.Measure(&m.ranking.round)
+	m.ranking.choosing = m.choose(pol)
 }
 
 // ownLast makes the session's last member the owner, for policies that want one.
-func (w *work) ownLast(pol policy.Policy) {
-	if w.known && pol.Needs&policy.NeedsOwner != 0 {
-		w.own(w.last)
+func (m *making) ownLast(pol policy.Policy) {
+	if m.ranking.known && pol.Needs&policy.NeedsOwner != 0 {
+		m.own(m.ranking.last)
 	}
 }
 
@@ -91,11 +52,11 @@ type choosing struct {
 }
 
 // choose lets a policy score the round and finds the best.
-func (w *work) choose(pol policy.Policy) choosing {
-	scores := w.scores
-	pol.Score(&w.round, scores)
-	if w.room != nil && pol.Times {
-		policy.Delay(&w.round, scores)
+func (m *making) choose(pol policy.Policy) choosing {
+	scores := m.ranking.scores
+	pol.Score(&m.ranking.round, scores)
+	if m.ranking.room != nil && pol.Times {
+		policy.Delay(&m.ranking.round, scores)
 	}
 	lowest := 0
 	for i := range scores {
@@ -105,29 +66,29 @@ func (w *work) choose(pol policy.Policy) choosing {
 	}
 	limit := scores[lowest]
 	if pol.Times {
-		limit += max(nearShare*w.round.Costs[lowest].FirstToken(), nearStep*w.candidates[lowest].speed.StepMS)
+		limit += max(nearShare*m.ranking.round.Costs[lowest].FirstToken(), nearStep*m.eligible.list[lowest].speed.StepMS)
 	}
 	found := choosing{best: -1}
-	room := w.roomWithin(limit, &pol)
+	room := m.roomWithin(limit, &pol)
 	var weight uint64
 	for i := range scores {
-		if scores[i] > limit || room && !pol.Room(&w.round, i, scores[i], w.room.BudgetMS) {
+		if scores[i] > limit || room && !pol.Room(&m.ranking.round, i, scores[i], m.ranking.room.BudgetMS) {
 			continue
 		}
 		found.near++
-		c := &w.candidates[i]
-		if pol.Times && w.known && c.member.ID == w.last {
+		c := &m.eligible.list[i]
+		if pol.Times && m.ranking.known && c.member.ID == m.ranking.last {
 			found.best, found.sticky = i, true
 		}
 		if found.sticky {
 			continue
 		}
-		tie := w.tieOf(c)
+		tie := m.keys.tieOf(c)
 		if !pol.Times && pol.Needs == 0 {
-			tie = w.round.Random // nothing about the prompt may help a policy that ignores it
+			tie = m.ranking.round.Random // nothing about the prompt may help a policy that ignores it
 		}
 		own := mix(tie ^ c.seat.Hash)
-		if found.best < 0 || w.before(i, own, found.best, weight, pol.Times) {
+		if found.best < 0 || m.before(i, own, found.best, weight, pol.Times) {
 			found.best, weight = i, own
 		}
 	}
@@ -137,35 +98,35 @@ func (w *work) choose(pol policy.Policy) choosing {
 // before tells which of two near-ties wins: less to compute, as the time is
 // the same to this request and more is left for others; then the rendezvous
 // hash.
-func (w *work) before(i int, own uint64, best int, weight uint64, work bool) bool {
-	if a, b := w.round.Candidates[i].Uncached, w.round.Candidates[best].Uncached; work && a != b {
+func (m *making) before(i int, own uint64, best int, weight uint64, work bool) bool {
+	if a, b := m.ranking.round.Candidates[i].Uncached, m.ranking.round.Candidates[best].Uncached; work && a != b {
 		return a < b
 	}
 	return own > weight
 }
 
 // choice is what the best candidate is charged.
-func (w *work) choice(r *Request) fleet.Choice {
-	c, cost := &w.round.Candidates[w.best], &w.round.Costs[w.best]
+func (m *making) choice(r *Request) fleet.Choice {
+	c, cost := &m.ranking.round.Candidates[m.ranking.best], &m.ranking.round.Costs[m.ranking.best]
 	choice := fleet.Choice{
-		Member:       w.candidates[w.best].member,
+		Member:       m.eligible.list[m.ranking.best].member,
 		Session:      r.Session,
-		Mark:         w.mark,
+		Mark:         m.belongs.mark,
 		Uncached:     uint64(max(c.Uncached, 0)),
 		PrefillMS:    cost.Load + cost.Prefill,
 		FirstTokenMS: cost.FirstToken(),
 		Cached:       uint64(c.GPU + c.Host + c.Disk + c.Predicted),
-		Anyway:       w.candidates[w.best].doubt != sound,
+		Anyway:       m.eligible.list[m.ranking.best].doubt != sound,
 		Decode:       r.decode,
 		Asked: fleet.Asked{
 			Model: r.Model, Tenant: r.Tenant, PromptTokens: r.Prompt.length(),
 			Forecast: fleet.Forecast{
-				Member: w.candidates[w.best].member.ID, Name: w.candidates[w.best].member.Info.Name, WaitMS: cost.Wait, PrefillMS: cost.Prefill, Host: c.Host, Disk: c.Disk,
+				Member: m.eligible.list[m.ranking.best].member.ID, Name: m.eligible.list[m.ranking.best].member.Info.Name, WaitMS: cost.Wait, PrefillMS: cost.Prefill, Host: c.Host, Disk: c.Disk,
 			},
 		},
 	}
-	if w.best < len(w.round.Fits) {
-		f := &w.round.Fits[w.best]
+	if m.ranking.best < len(m.ranking.round.Fits) {
+		f := &m.ranking.round.Fits[m.ranking.best]
 		choice.Share, choice.EndMS = f.Share, f.EndMS
 	}
 	return choice
@@ -176,36 +137,36 @@ const few = 8
 
 // sorted puts the places of the candidates in order, the best first: so many as
 // asked for, and one more; 0: all.
-func (w *work) sorted(top int) []int32 {
-	w.order = append(slices.Grow(w.order[:0], len(w.scores)), int32(w.best))
+func (m *making) sorted(top int) []int32 {
+	m.ranking.order = append(slices.Grow(m.ranking.order[:0], len(m.ranking.scores)), int32(m.ranking.best))
 	if top == 0 || top > few {
-		for i := range w.scores {
-			if i != w.best {
-				w.order = append(w.order, int32(i))
+		for i := range m.ranking.scores {
+			if i != m.ranking.best {
+				m.ranking.order = append(m.ranking.order, int32(i))
 			}
 		}
-		slices.SortFunc(w.order[1:], func(a, b int32) int {
-			return cmp.Or(cmp.Compare(w.scores[a], w.scores[b]), cmp.Compare(a, b))
+		slices.SortFunc(m.ranking.order[1:], func(a, b int32) int {
+			return cmp.Or(cmp.Compare(m.ranking.scores[a], m.ranking.scores[b]), cmp.Compare(a, b))
 		})
-		return w.order
+		return m.ranking.order
 	}
 	worst := math.Inf(1) // of those in order, once they are enough
-	for i, score := range w.scores {
-		enough := len(w.order) > top
-		if enough && !(score < worst) || i == w.best {
+	for i, score := range m.ranking.scores {
+		enough := len(m.ranking.order) > top
+		if enough && !(score < worst) || i == m.ranking.best {
 			continue
 		}
 		if !enough {
-			w.order = append(w.order, 0)
+			m.ranking.order = append(m.ranking.order, 0)
 		}
-		at := len(w.order) - 1
-		for ; at > 1 && score < w.scores[w.order[at-1]]; at-- {
-			w.order[at] = w.order[at-1]
+		at := len(m.ranking.order) - 1
+		for ; at > 1 && score < m.ranking.scores[m.ranking.order[at-1]]; at-- {
+			m.ranking.order[at] = m.ranking.order[at-1]
 		}
-		w.order[at] = int32(i)
-		worst = w.scores[w.order[len(w.order)-1]]
+		m.ranking.order[at] = int32(i)
+		worst = m.ranking.scores[m.ranking.order[len(m.ranking.order)-1]]
 	}
-	return w.order
+	return m.ranking.order
 }
 
 // priority for an engine that serves the lowest first: arrival in ms, later

@@ -77,8 +77,8 @@ type Cached struct{ GPU, Host, Disk, Predicted int }
 // Known is what the picture of the cache promises.
 func (c Cached) Known() int { return c.GPU + c.Host + c.Disk }
 
-func (w *work) receipt(r *Request, pol policy.Policy, view *fleet.View, now time.Time) *Decision {
-	order := w.sorted(r.Top)
+func (m *making) receipt(r *Request, pol policy.Policy, now time.Time) *Decision {
+	order := m.sorted(r.Top)
 	if r.Top > 0 && r.Top < len(order) {
 		order = order[:r.Top]
 	}
@@ -86,30 +86,30 @@ func (w *work) receipt(r *Request, pol policy.Policy, view *fleet.View, now time
 	d := &Decision{
 		Candidates:     make([]Candidate, len(order)),
 		Policy:         pol.Name,
-		Fallback:       w.fallback(r, pol, view, now),
+		Fallback:       m.fallback(r, pol, now),
 		Model:          r.Model,
-		Number:         len(w.candidates),
+		Number:         len(m.eligible.list),
 		PromptTokens:   length,
-		EnginePriority: priority(now, w.round.Costs[w.best]),
-		ExpectedOutput: int(w.round.Output),
+		EnginePriority: priority(now, m.ranking.round.Costs[m.ranking.best]),
+		ExpectedOutput: int(m.ranking.round.Output),
 		SlackMS:        math.NaN(),
-		Stale:          view.Stale(now),
+		Stale:          m.eligible.view.Stale(now),
 	}
-	if w.best < len(w.round.Fits) {
-		d.SlackMS = w.round.Fits[w.best].SlackMS
+	if m.ranking.best < len(m.ranking.round.Fits) {
+		d.SlackMS = m.ranking.round.Fits[m.ranking.best].SlackMS
 	}
 	for i, at := range order {
-		c := &w.candidates[at]
+		c := &m.eligible.list[at]
 		a, has := &d.Candidates[i], c.has()
 		*a = Candidate{
 			Member:  c.member,
 			Adapter: c.adapter,
 			Cached:  Cached{has.gpu, has.host, has.disk, has.predicted},
-			Cost:    w.round.Costs[at],
+			Cost:    m.ranking.round.Costs[at],
 			Age:     max(0, now.Sub(c.member.Heard)),
 			LoadAge: -1,
 		}
-		a.Belief = w.believe(c, now)
+		a.Belief = c.believe(m.eligible.view, now)
 		a.Uncached = max(0, length-a.Cached.Known()-a.Cached.Predicted)
 		a.Waiting = min(max(c.member.Load.Waiting, 0), int(c.requests))
 		a.Running = int(c.requests) - a.Waiting
@@ -117,19 +117,20 @@ func (w *work) receipt(r *Request, pol policy.Policy, view *fleet.View, now time
 			a.LoadAge = max(0, now.Sub(c.member.Load.At))
 		}
 	}
-	d.Reason, d.Why = w.reason(length, pol), w.why(pol)
+	d.Reason, d.Why = m.reason(length, pol), m.why(pol)
 	return d
 }
 
 // fallback names what the answer lacks.
-func (w *work) fallback(r *Request, pol policy.Policy, view *fleet.View, now time.Time) string {
+func (m *making) fallback(r *Request, pol policy.Policy, now time.Time) string {
+	view := m.eligible.view
 	var lacks []string
 	instead := ": load only"
 	if pol.Needs&policy.NeedsText != 0 {
 		instead = ": by the beginning of the prompt"
 	}
-	best := &w.candidates[w.best]
-	belief := w.believe(best, now)
+	best := &m.eligible.list[m.ranking.best]
+	belief := best.believe(view, now)
 	switch {
 	case len(r.Prompt.Tokens) == 0 && r.Prompt.BlockSize == 0:
 		why := r.Prompt.Fallback
@@ -137,27 +138,27 @@ func (w *work) fallback(r *Request, pol policy.Policy, view *fleet.View, now tim
 			why = "no tokens in the request"
 		}
 		lacks = append(lacks, why+instead)
-	case len(w.scopes) == 0:
+	case len(m.keys.scopes) == 0:
 		lacks = append(lacks, "block size of no candidate is known"+instead)
 	case belief.Trust == fleet.Exact:
 	case best.has().assumed:
 		of := view.Believe(best.member, now).Trust
 		lacks = append(lacks, "picture of the first is "+of.String()+": what was sent there stands for it")
-	case w.blind(now):
+	case m.eligible.blind(now):
 		lacks = append(lacks, "no picture of any candidate: load and earlier decisions only")
 	case best.has().last:
 		lacks = append(lacks, "picture of the first is "+belief.Trust.String()+": "+belief.Reason)
 	default:
 		lacks = append(lacks, "picture of the first is "+belief.Trust.String())
 	}
-	if w.misfits > 0 {
+	if m.keys.misfits > 0 {
 		lacks = append(lacks, fmt.Sprintf("keys for blocks of %d tokens do not fit %d of %d candidates",
-			r.Prompt.BlockSize, w.misfits, len(w.candidates)))
+			r.Prompt.BlockSize, m.keys.misfits, len(m.eligible.list)))
 	}
-	if w.failing {
+	if m.eligible.doubt == failing {
 		lacks = append(lacks, "every candidate failed lately by report: the best of them")
 	}
-	if w.lost {
+	if m.eligible.doubt == lost {
 		lacks = append(lacks, "every candidate is silent or out of its agent's reach: the best of them")
 	}
 	if view.Stale(now) {
@@ -186,23 +187,23 @@ func (y Why) String() string {
 	return [...]string{"cost", "near", "session", "only", "policy"}[y]
 }
 
-func (w *work) why(pol policy.Policy) Why {
+func (m *making) why(pol policy.Policy) Why {
 	switch {
-	case len(w.candidates) == 1:
+	case len(m.eligible.list) == 1:
 		return WhyOnly
 	case !pol.Times:
 		return WhyPolicy
-	case w.sticky && w.near > 1:
+	case m.ranking.sticky && m.ranking.near > 1:
 		return WhySession
-	case w.near > 1:
+	case m.ranking.near > 1:
 		return WhyNear
 	}
 	return WhyCost
 }
 
 // reason says in one sentence why the best is the best.
-func (w *work) reason(length int, pol policy.Policy) string {
-	c, cost := &w.candidates[w.best], &w.round.Costs[w.best]
+func (m *making) reason(length int, pol policy.Policy) string {
+	c, cost := &m.eligible.list[m.ranking.best], &m.ranking.round.Costs[m.ranking.best]
 	has := c.has()
 	b := make([]byte, 0, 256)
 	b = append(b, c.member.Info.Name...)
@@ -226,7 +227,7 @@ func (w *work) reason(length int, pol policy.Policy) string {
 	}
 	b = append(b, " first token expected in "...)
 	b = appendMS(b, cost.FirstToken())
-	switch w.why(pol) {
+	switch m.why(pol) {
 	case WhyOnly:
 		b = append(b, "; it is the only candidate"...)
 	case WhyPolicy:
@@ -234,20 +235,20 @@ func (w *work) reason(length int, pol policy.Policy) string {
 		b = append(b, pol.Name...)
 	case WhySession:
 		b = append(b, "; last member of the session among "...)
-		b = strconv.AppendInt(b, int64(w.near), 10)
+		b = strconv.AppendInt(b, int64(m.ranking.near), 10)
 		b = append(b, " as good"...)
 	case WhyNear:
 		b = append(b, "; one of "...)
-		b = strconv.AppendInt(b, int64(w.near), 10)
+		b = strconv.AppendInt(b, int64(m.ranking.near), 10)
 		b = append(b, " as good"...)
 	default:
-		next := w.order[1]
+		next := m.ranking.order[1]
 		b = append(b, "; next is "...)
-		b = append(b, w.candidates[next].member.Info.Name...)
+		b = append(b, m.eligible.list[next].member.Info.Name...)
 		b = append(b, " with "...)
-		b = strconv.AppendInt(b, int64(w.candidates[next].cached()), 10)
+		b = strconv.AppendInt(b, int64(m.eligible.list[next].cached()), 10)
 		b = append(b, " cached, "...)
-		b = appendMS(b, w.round.Costs[next].FirstToken())
+		b = appendMS(b, m.ranking.round.Costs[next].FirstToken())
 	}
 	return string(b)
 }

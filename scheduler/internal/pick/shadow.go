@@ -25,18 +25,18 @@ type Counterfactual struct {
 
 // shade asks the policy that does not decide about the round that was decided,
 // and leaves its scores and its best in place of the other's.
-func (w *work) shade(pol policy.Policy) Counterfactual {
-	was := w.best
-	w.ownLast(pol)
-	w.choosing = w.choose(pol)
-	from, to := &w.round.Costs[was], &w.round.Costs[w.best]
+func (m *making) shade(pol policy.Policy) Counterfactual {
+	was := m.ranking.best
+	m.ownLast(pol)
+	m.ranking.choosing = m.choose(pol)
+	from, to := &m.ranking.round.Costs[was], &m.ranking.round.Costs[m.ranking.best]
 	return Counterfactual{
 		Policy:       pol.Name,
-		Member:       w.candidates[w.best].member,
-		Same:         was == w.best,
+		Member:       m.eligible.list[m.ranking.best].member,
+		Same:         was == m.ranking.best,
 		FirstTokenMS: to.FirstToken() - from.FirstToken(),
 		TotalMS:      to.Total - from.Total,
-		CachedTokens: w.candidates[w.best].cached() - w.candidates[was].cached(),
+		CachedTokens: m.eligible.list[m.ranking.best].cached() - m.eligible.list[was].cached(),
 	}
 }
 

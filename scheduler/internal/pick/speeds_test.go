@@ -39,7 +39,7 @@ func TestTickLearnsFromLoadSamples(t *testing.T) {
 	}
 	b.fleet.Leave(slow)
 	b.Tick(now)
-	if got := b.speeds.of(&fleet.Member{ID: slow, Info: &fleet.Info{Name: "another"}}); got.B != learn.Prior().B {
+	if got := b.estimates.Speeds.Of(&fleet.Member{ID: slow, Info: &fleet.Info{Name: "another"}}); got.B != learn.Prior().B {
 		t.Errorf("a new member has the speed of the one before: %+v", got)
 	}
 }

@@ -54,21 +54,21 @@ type Pull struct {
 
 // pulls finds for the candidates of an answer whether the one that holds most
 // of the prompt in its memory gives it quicker than they compute it.
-func (w *work) pulls(d *Decision, tokenMS float64) {
+func (m *making) pulls(d *Decision, tokenMS float64) {
 	if !(tokenMS > 0) {
 		return
 	}
 	for i := range d.Candidates {
 		a := &d.Candidates[i]
-		c := w.candidate(a.Member.ID)
+		c := m.eligible.of(a.Member.ID)
 		if c == nil || c.scope < 0 {
 			continue
 		}
 		own := c.cached() + c.has().predicted
 		var from *candidate
 		most := own
-		for j := range w.candidates {
-			if o := &w.candidates[j]; o.share != nil && o.scope == c.scope && o.share.gpu+o.share.host > most {
+		for j := range m.eligible.list {
+			if o := &m.eligible.list[j]; o.share != nil && o.scope == c.scope && o.share.gpu+o.share.host > most {
 				from, most = o, o.share.gpu+o.share.host
 			}
 		}

@@ -17,26 +17,26 @@ func TestStockCountsRoomAndReuse(t *testing.T) {
 	for _, id := range []fleet.ID{roomy, full, blank} {
 		b.gpu(id, le, 40)
 	}
-	b.stock.decided(900, 300)
+	b.estimates.Caches.Decided(900, 300)
 	b.Tick(t0)
 	view := b.fleet.View()
 	want := map[string]int{"roomy": 60 * 16, "full": 0, "blank": 0}
 	for i := range view.Seats {
 		seat := &view.Seats[i]
-		if got := room(b.stock.counted(), seat); got != want[seat.Member.Info.Name] {
+		if got := b.estimates.Caches.Held().Room(seat); got != want[seat.Member.Info.Name] {
 			t.Errorf("%s has room for %d tokens", seat.Member.Info.Name, got)
 		}
 	}
-	reuse := func() float64 { return math.Float64frombits(b.stock.reuse.Load()) }
+	reuse := b.estimates.Caches.Reuse
 	if got := reuse(); got != 3 {
 		t.Errorf("%v tokens cached for each computed", got)
 	}
-	b.stock.decided(0, 300)
-	b.Tick(t0.Add(worth))
+	b.estimates.Caches.Decided(0, 300)
+	b.Tick(t0.Add(5 * time.Minute))
 	if got, want := reuse(), 900/(300+300*math.E); math.Abs(got-want) > 1e-9 {
 		t.Errorf("%v tokens cached for each computed after some time, want %v", got, want)
 	}
-	b.Tick(t0.Add(worth - time.Second)) // a clock that goes back fades nothing
+	b.Tick(t0.Add(5*time.Minute - time.Second)) // a clock that goes back fades nothing
 	if got := reuse(); got > 3 || !(got > 0) {
 		t.Errorf("reuse %v", got)
 	}

@@ -6,7 +6,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvscout/kvscout/scheduler/internal/index"
-	"github.com/kvscout/kvscout/scheduler/internal/learn"
 )
 
 // tiers has one chain of 250 blocks in the GPU, host and disk of a member each,
@@ -36,8 +35,7 @@ func TestOneChainInGPUHostAndDiskRanksInThatOrder(t *testing.T) {
 
 func TestATierSlowerThanComputingCountsAsAMiss(t *testing.T) {
 	b, r := tiers(t)
-	b.speeds.prior = learn.Prior()
-	b.speeds.prior.DiskMS = 1 // a token takes 0.05 ms to be computed
+	b.estimates.Speeds.Prior.DiskMS = 1 // a token takes 0.05 ms to be computed
 	cost := make(map[string]float64)
 	for _, c := range b.pick(r).Candidates {
 		cost[c.Member.Info.Name] = c.Cost.FirstToken()

@@ -1,8 +1,8 @@
 // Package replica lets the schedulers of a pool know of each other's decisions:
 // what each reserved on whom, what became of it, where sessions went, and what
 // will be cached there.
-// It reads and writes one subject of the bus. What the news are good for it
-// leaves to pick.
+// It reads and writes one subject of the bus, takes what is pending from the
+// outbox, and charges and predicts what others did as if it had been done here.
 //
 // Everything here is best effort and bounded. A message that is lost, late or
 // refused makes a scheduler a little less well informed, for as long as
@@ -26,7 +26,9 @@ import (
 	"github.com/kvscout/kvscout/protocol/blockkey"
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
-	"github.com/kvscout/kvscout/scheduler/internal/pick"
+	"github.com/kvscout/kvscout/scheduler/internal/index"
+	"github.com/kvscout/kvscout/scheduler/internal/outbox"
+	"github.com/kvscout/kvscout/scheduler/internal/predict"
 )
 
 const (
@@ -39,8 +41,8 @@ const (
 	peerLife   = 3 * helloEvery
 	// maxPeers bounds the schedulers that are remembered.
 	maxPeers = 64
-	// pending bounds the messages that wait; what does not fit is lost.
-	pending = 1024
+	// maxMessages bounds those that wait; what does not fit is lost.
+	maxMessages = 1024
 	// stale is the age of a decision that is no news any more: load samples
 	// have seen it.
 	stale = 2 * time.Second
@@ -51,8 +53,12 @@ type Config struct {
 	Conn *nats.Conn
 	Pool string
 	// Name of this scheduler, for the people behind others.
-	Name   string
-	Picker *pick.Picker
+	Name string
+	// Fleet that is charged, blocks that are Predicted there, and what this
+	// scheduler did itself.
+	Fleet     *fleet.Fleet
+	Predicted *predict.Blocks
+	Outbox    *outbox.Outbox
 	// Log of schedulers that come and go; nil: nowhere.
 	Log *slog.Logger
 }
@@ -85,8 +91,8 @@ type Stats struct {
 
 // New checks the configuration.
 func New(cfg Config) (*Replica, error) {
-	if cfg.Conn == nil || cfg.Picker == nil {
-		return nil, errors.New("replica: connection and picker are needed")
+	if cfg.Conn == nil || cfg.Fleet == nil || cfg.Predicted == nil || cfg.Outbox == nil {
+		return nil, errors.New("replica: connection, fleet, predicted blocks and outbox are needed")
 	}
 	subjects, err := protocol.NewSubjects(cfg.Pool)
 	if err != nil {
@@ -104,13 +110,13 @@ func (r *Replica) Stats() Stats {
 	return Stats{
 		Peers: c.peers.Load(), Sent: c.sent.Load(), Heard: c.heard.Load(), Charges: c.charges.Load(), Ends: c.ends.Load(),
 		Unknown: c.unknown.Load(), Stale: c.stale.Load(), Lost: c.lost.Load(), Malformed: c.malformed.Load(),
-		Unsendable: c.unsendable.Load(), Dropped: r.cfg.Picker.Untellable(),
+		Unsendable: c.unsendable.Load(), Dropped: r.cfg.Outbox.Dropped(),
 	}
 }
 
 // Run tells and hears until ctx is done.
 func (r *Replica) Run(ctx context.Context) error {
-	messages := make(chan *nats.Msg, pending)
+	messages := make(chan *nats.Msg, maxMessages)
 	s, err := r.cfg.Conn.ChanSubscribe(r.subject, messages)
 	if err != nil {
 		return fmt.Errorf("subscribe to %s: %w", r.subject, err)
@@ -120,7 +126,7 @@ func (r *Replica) Run(ctx context.Context) error {
 			r.cfg.Log.Debug("unsubscribe", "subject", r.subject, "error", err)
 		}
 	}()
-	defer r.cfg.Picker.Share(0)
+	defer r.share(0)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { r.hear(ctx, messages); return nil })
 	g.Go(func() error { r.tell(ctx); return nil })
@@ -129,7 +135,7 @@ func (r *Replica) Run(ctx context.Context) error {
 
 // tell sends news, and a sign of life where there are none.
 func (r *Replica) tell(ctx context.Context) {
-	var news pick.News
+	var pending outbox.Pending
 	sequence := uint64(0)
 	hello := time.NewTicker(helloEvery)
 	defer hello.Stop()
@@ -159,10 +165,10 @@ func (r *Replica) tell(ctx context.Context) {
 		case <-r.greet: // it shall not wait for the next hello
 			send(r.hello())
 			continue
-		case <-r.cfg.Picker.Untold():
+		case <-r.cfg.Outbox.Wake():
 		}
-		r.cfg.Picker.Take(&news)
-		for _, p := range messagesOf(&news, time.Now()) {
+		r.cfg.Outbox.Take(&pending)
+		for _, p := range messagesOf(&pending, time.Now()) {
 			send(p)
 		}
 		rest.Reset(pause)
@@ -178,12 +184,12 @@ func (r *Replica) tell(ctx context.Context) {
 func (r *Replica) hello() *pb.Picks { return &pb.Picks{Name: r.cfg.Name} }
 
 // messagesOf packs news, charges before ends.
-func messagesOf(n *pick.News, now time.Time) []*pb.Picks {
+func messagesOf(n *outbox.Pending, now time.Time) []*pb.Picks {
 	var list []*pb.Picks
-	for from := 0; from < len(n.Charges); from += protocol.MaxPicks {
+	for from := 0; from < len(n.Reservations); from += protocol.MaxPicks {
 		p := &pb.Picks{}
-		for i := from; i < min(from+protocol.MaxPicks, len(n.Charges)); i++ {
-			p.Charges = append(p.Charges, chargeOf(&n.Charges[i], now))
+		for i := from; i < min(from+protocol.MaxPicks, len(n.Reservations)); i++ {
+			p.Charges = append(p.Charges, chargeOf(&n.Reservations[i], now))
 		}
 		list = append(list, p)
 	}
@@ -200,7 +206,7 @@ func messagesOf(n *pick.News, now time.Time) []*pb.Picks {
 	return list
 }
 
-func chargeOf(c *pick.Charge, now time.Time) *pb.Charge {
+func chargeOf(c *outbox.Reservation, now time.Time) *pb.Charge {
 	to := &pb.Charge{
 		Decision: uint64(c.Decision), Member: c.Member, Decode: c.Decode, Epoch: c.Epoch,
 		AgeMs:          uint32(max(0, now.Sub(c.At).Milliseconds())),
@@ -209,7 +215,7 @@ func chargeOf(c *pick.Charge, now time.Time) *pb.Charge {
 		Session: c.Amounts.Mark,
 	}
 	if len(c.Marks) > 0 {
-		to.MarkStride, to.PredictedMs = pick.Stride, uint32(c.Life.Milliseconds())
+		to.MarkStride, to.PredictedMs = predict.Stride, uint32(c.Life.Milliseconds())
 		to.Marks = make([]uint64, len(c.Marks))
 		for i, k := range c.Marks {
 			to.Marks[i] = uint64(k)
@@ -258,7 +264,13 @@ func (r *Replica) hear(ctx context.Context, messages <-chan *nats.Msg) {
 
 func (r *Replica) known(peers int) {
 	r.count.peers.Store(int64(peers))
-	r.cfg.Picker.Share(peers)
+	r.share(peers)
+}
+
+// share keeps what is done here for so many others, if there is one.
+func (r *Replica) share(others int) {
+	r.cfg.Fleet.SetOthers(others)
+	r.cfg.Outbox.Open(others > 0)
 }
 
 func (r *Replica) take(peers map[uint64]*peer, p *pb.Picks, now time.Time) {
@@ -294,7 +306,7 @@ func (r *Replica) take(peers map[uint64]*peer, p *pb.Picks, now time.Time) {
 		switch {
 		case age > stale:
 			r.count.stale.Add(1)
-		case r.cfg.Picker.Adopt(adopted(c, now.Add(-age)), now):
+		case r.adopt(adopted(c, now.Add(-age)), now):
 			r.count.charges.Add(1)
 		default:
 			r.count.unknown.Add(1)
@@ -302,14 +314,27 @@ func (r *Replica) take(peers map[uint64]*peer, p *pb.Picks, now time.Time) {
 	}
 	for _, e := range p.GetEnds() {
 		r.count.ends.Add(1)
-		r.cfg.Picker.Hear(fleet.Report{
+		r.cfg.Fleet.Report(fleet.Report{
 			Decision: fleet.Decision(e.GetDecision()), Outcome: fleet.Outcome(e.GetKind()), Member: e.GetMember(),
 		}, now)
 	}
 }
 
-func adopted(c *pb.Charge, at time.Time) *pick.Charge {
-	to := &pick.Charge{
+// adopt takes a decision of another scheduler as if it had been made here. It
+// returns false if it says nothing here: its member is unknown, another
+// process, or the decision is known.
+func (r *Replica) adopt(c *outbox.Reservation, now time.Time) bool {
+	if !r.cfg.Fleet.Adopt(c.Decision, c.Member, c.Epoch, c.Decode, c.Amounts, c.At, now) {
+		return false
+	}
+	if m := r.cfg.Fleet.View().Named(c.Member); m != nil {
+		r.cfg.Predicted.Adopt(index.Member(m.ID), c.Epoch, c.Marks, c.Life, c.At, now)
+	}
+	return true
+}
+
+func adopted(c *pb.Charge, at time.Time) *outbox.Reservation {
+	to := &outbox.Reservation{
 		Decision: fleet.Decision(c.GetDecision()), Member: c.GetMember(), Decode: c.GetDecode(), Epoch: c.GetEpoch(), At: at,
 		Amounts: fleet.Choice{
 			Uncached: c.GetUncachedTokens(), Cached: c.GetCachedTokens(),
@@ -317,7 +342,7 @@ func adopted(c *pb.Charge, at time.Time) *pick.Charge {
 			Mark: c.GetSession(),
 		},
 	}
-	if c.GetMarkStride() == pick.Stride {
+	if c.GetMarkStride() == predict.Stride {
 		to.Life = time.Duration(c.GetPredictedMs()) * time.Millisecond
 		to.Marks = make([]blockkey.Key, len(c.GetMarks()))
 		for i, k := range c.GetMarks() {

@@ -18,8 +18,10 @@ import (
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
+	"github.com/kvscout/kvscout/scheduler/internal/outbox"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
 	"github.com/kvscout/kvscout/scheduler/internal/policy"
+	"github.com/kvscout/kvscout/scheduler/internal/predict"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -58,7 +60,9 @@ type scout struct {
 	t     *testing.T
 	fleet *fleet.Fleet
 	*pick.Picker
-	replica *Replica
+	predicted *predict.Blocks
+	outbox    *outbox.Outbox
+	replica   *Replica
 }
 
 func newScout(t *testing.T, s *server.Server, instance uint32) *scout {
@@ -75,13 +79,18 @@ func newScout(t *testing.T, s *server.Server, instance uint32) *scout {
 		c.fleet.SetPicture(id, fleet.Picture{Trust: fleet.Exact, Epoch: 7})
 	}
 	var err error
-	if c.Picker, err = pick.New(pick.Config{Fleet: c.fleet, Index: index.New(index.Config{}), Seed: uint64(instance)}); err != nil {
+	x := index.New(index.Config{})
+	c.predicted, c.outbox = predict.New(x), outbox.New()
+	if c.Picker, err = pick.New(pick.Config{Fleet: c.fleet, Index: x, Predicted: c.predicted, Outbox: c.outbox, Seed: uint64(instance)}); err != nil {
 		t.Fatal(err)
 	}
+	cfg := Config{Pool: "default", Fleet: c.fleet, Predicted: c.predicted, Outbox: c.outbox}
 	if s == nil {
+		c.replica = &Replica{cfg: cfg}
 		return c
 	}
-	if c.replica, err = New(Config{Conn: connect(t, s), Pool: "default", Picker: c.Picker}); err != nil {
+	cfg.Conn = connect(t, s)
+	if c.replica, err = New(cfg); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -375,23 +384,23 @@ func TestNobodyIsToldNothing(t *testing.T) {
 	for range 100 {
 		a.pick(request(1, 800))
 	}
-	var n pick.News
-	a.Take(&n)
-	if len(n.Charges) != 0 || a.replica.Stats().Peers != 0 {
-		t.Errorf("%d charges are kept for nobody", len(n.Charges))
+	var n outbox.Pending
+	a.outbox.Take(&n)
+	if len(n.Reservations) != 0 || a.replica.Stats().Peers != 0 {
+		t.Errorf("%d charges are kept for nobody", len(n.Reservations))
 	}
 }
 
 func TestNewsAreBoundedAndInOrder(t *testing.T) {
 	a := newScout(t, nil, 1)
-	a.Share(1)
+	a.replica.share(1)
 	const picks = 5000
 	for range picks {
 		d := a.pick(request(1, 800))
 		a.Report(pick.Report{Decision: d.ID, Outcome: fleet.Finished}, time.Now())
 	}
-	var n pick.News
-	a.Take(&n)
+	var n outbox.Pending
+	a.outbox.Take(&n)
 	list := messagesOf(&n, time.Now())
 	charges, ends := 0, 0
 	for _, p := range list {
@@ -408,11 +417,11 @@ func TestNewsAreBoundedAndInOrder(t *testing.T) {
 		}
 		charges, ends = charges+len(p.Charges), ends+len(p.Ends)
 	}
-	if charges != 4096 || ends != 4096 || a.Untellable() != 2*(picks-4096) {
-		t.Errorf("%d charges, %d ends, %d dropped", charges, ends, a.Untellable())
+	if charges != 4096 || ends != 4096 || a.outbox.Dropped() != 2*(picks-4096) {
+		t.Errorf("%d charges, %d ends, %d dropped", charges, ends, a.outbox.Dropped())
 	}
-	a.Take(&n)
-	if len(n.Charges)+len(n.Ends) != 0 {
+	a.outbox.Take(&n)
+	if len(n.Reservations)+len(n.Ends) != 0 {
 		t.Error("news are told twice")
 	}
 }
@@ -478,8 +487,8 @@ func TestTheLatestDecisionHasTheSession(t *testing.T) {
 	if other == want {
 		other = name(1)
 	}
-	late := &pick.Charge{Decision: 9, Member: other, Epoch: 7, At: time.Now().Add(-time.Second), Amounts: fleet.Choice{Mark: fleet.SessionMark("s")}}
-	if !a.Adopt(late, time.Now()) {
+	late := &outbox.Reservation{Decision: 9, Member: other, Epoch: 7, At: time.Now().Add(-time.Second), Amounts: fleet.Choice{Mark: fleet.SessionMark("s")}}
+	if !a.replica.adopt(late, time.Now()) {
 		t.Fatal("not adopted")
 	}
 	a.Report(pick.Report{Decision: "9", Outcome: fleet.Finished}, time.Now())

@@ -1,4 +1,4 @@
-package pick
+package predict
 
 import (
 	"slices"
@@ -82,13 +82,20 @@ func (d *delay) look(x *index.Index, count int, now time.Time) {
 			d.seen++
 			d.fit()
 		}
-		if there || now.Sub(o.due) > maxForecastLife {
+		if there || now.Sub(o.due) > longest {
 			d.open = slices.Delete(d.open, d.turn, d.turn+1)
 			if len(d.open) == 0 {
 				return
 			}
 		}
 	}
+}
+
+// watched is how many probes are open.
+func (d *delay) watched() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.open)
 }
 
 func (d *delay) fit() {

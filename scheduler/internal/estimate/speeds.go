@@ -1,4 +1,4 @@
-package pick
+package estimate
 
 import (
 	"math"
@@ -10,25 +10,18 @@ import (
 	"github.com/kvscout/kvscout/scheduler/internal/learn"
 )
 
-// speeds brings the fleet's load samples to learn and keeps what it makes of
+// Speeds brings the fleet's load samples to learn and keeps what it makes of
 // them for readers without a lock.
-type speeds struct {
-	prior  learn.Speed
-	fitted atomic.Pointer[table]
+type Speeds struct {
+	Prior  learn.Speed // of members of which nothing is known
+	fitted atomic.Pointer[Fit]
 
 	mu     sync.Mutex // guards what follows
 	curves learn.Curves
 	names  []string // of whom curves knows, by number
 }
 
-// table is one fit. Hashes of names tell whether a number still is the same
-// member's.
-type table struct {
-	speeds []learn.Speed
-	hashes []uint64
-}
-
-func (s *speeds) learn(view *fleet.View, now time.Time) {
+func (s *Speeds) learn(view *fleet.View, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	names := make([]string, len(s.names))
@@ -62,36 +55,40 @@ func (s *speeds) learn(view *fleet.View, now time.Time) {
 			Running: running,
 		})
 	}
-	s.fitted.Store(&table{speeds: s.curves.Fit(now), hashes: hashes})
+	s.fitted.Store(&Fit{prior: &s.Prior, speeds: s.curves.Fit(now), hashes: hashes})
 }
 
-// served takes the time to the first token that a caller reported, if the
-// member that was picked served the request to its end, or to that token.
-func (s *speeds) served(r *Report, f *fleet.Forecast) {
-	if r.TTFTMS == 0 || f.Name == "" || r.Member != "" && r.Member != f.Name ||
-		r.Outcome != fleet.FirstToken && r.Outcome != fleet.Finished {
-		return
-	}
+// Served takes what a caller saw of a request, beside what was predicted for
+// the member that served it.
+func (s *Speeds) Served(f *fleet.Forecast, ttftMS float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if int(f.Member) >= len(s.names) || s.names[f.Member] != f.Name {
 		return
 	}
 	s.curves.Report(uint32(f.Member), learn.Served{
-		TTFTMS: r.TTFTMS, WaitMS: f.WaitMS, PrefillMS: f.PrefillMS, Host: float64(f.Host), Disk: float64(f.Disk),
+		TTFTMS: ttftMS, WaitMS: f.WaitMS, PrefillMS: f.PrefillMS, Host: float64(f.Host), Disk: float64(f.Disk),
 	})
 }
 
-// of returns the speed of a member; it is not to be changed.
-func (s *speeds) of(m *fleet.Member) *learn.Speed { return s.in(s.fitted.Load(), m.ID, m.Hash) }
+// Of returns the speed of a member; it is not to be changed.
+func (s *Speeds) Of(m *fleet.Member) *learn.Speed { return s.Fitted().Of(m.ID, m.Hash) }
 
-// in looks a member up in one fit; nil: there was none.
-func (s *speeds) in(t *table, id fleet.ID, hash uint64) *learn.Speed {
-	if t == nil || int(id) >= len(t.speeds) || t.hashes[id] != hash {
-		return &s.prior
-	}
-	return &t.speeds[id]
+// Fitted is the last fit.
+func (s *Speeds) Fitted() *Fit { return s.fitted.Load() }
+
+// Fit says how fast members were believed to be at one moment. Hashes of names
+// tell whether a number still is the same member's.
+type Fit struct {
+	prior  *learn.Speed
+	speeds []learn.Speed
+	hashes []uint64
 }
 
-// Speed is what decisions reckon with for a member.
-func (p *Picker) Speed(m *fleet.Member) learn.Speed { return *p.speeds.of(m) }
+// Of returns the speed of a member; it is not to be changed.
+func (f *Fit) Of(id fleet.ID, hash uint64) *learn.Speed {
+	if int(id) >= len(f.speeds) || f.hashes[id] != hash {
+		return f.prior
+	}
+	return &f.speeds[id]
+}

@@ -1,0 +1,265 @@
+// Package predict knows predicted blocks: those of prompts that were just sent
+// to a member and that no event has confirmed yet, so that siblings of a prompt
+// stay together until the events arrive. They are kept out of the index: what
+// the index says is fact, and a prediction is renewed by each sibling and runs
+// out by itself. How long it is believed follows from how long events take.
+//
+// The package has no clock. A time that is passed in may carry a monotonic
+// reading; only differences to other such times count.
+package predict
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvscout/kvscout/protocol/blockkey"
+	"github.com/kvscout/kvscout/scheduler/internal/index"
+)
+
+const (
+	// Stride: every so many blocks of a prompt are marked. What is predicted
+	// is rounded down to it.
+	Stride = 8
+	// maxMarks of one prompt, maxAll of all.
+	maxMarks, maxAll = 1024, 1 << 16
+	// MaxBlocks of a prompt are looked at when it is sent.
+	MaxBlocks = maxMarks * Stride
+	// holders remembered for one mark; the one that runs out first goes.
+	holders = 4
+	// longest that a mark may live.
+	longest = 30 * time.Second
+)
+
+// Blocks are the predicted blocks of all members. It is safe for concurrent
+// use.
+type Blocks struct {
+	index *index.Index
+	delay delay
+
+	mu     sync.Mutex             // guards what follows
+	origin time.Time              // of until; the first time that was passed in
+	at     map[blockkey.Key]int32 // place in marks
+	marks  []mark
+	free   []int32   // places in marks, which are zero
+	queue  []dueMark // in order of insertion, from head on
+	head   int
+}
+
+type mark [holders]sent
+
+// sent says that a member got a prompt with this prefix. The zero value is
+// over.
+type sent struct {
+	member index.Member
+	epoch  uint64
+	until  time.Duration
+}
+
+type dueMark struct {
+	key   blockkey.Key
+	until time.Duration
+}
+
+// New returns no predictions yet; events are looked for in x.
+func New(x *index.Index) *Blocks { return &Blocks{index: x, at: make(map[blockkey.Key]int32)} }
+
+// Search is one search among the predicted blocks, with keys that grow.
+type Search struct {
+	// Found members, each with the deepest prefix that was sent there.
+	Found []Found
+	next  int // position of the next key to look at
+	ended bool
+}
+
+// Found is a member, in one epoch of its engine, and leading blocks that were
+// sent there.
+type Found struct {
+	Member index.Member
+	Epoch  uint64
+	Depth  int
+}
+
+// Reset begins another search.
+func (s *Search) Reset() { *s = Search{Found: s.Found[:0]} }
+
+func (s *Search) see(m *sent, depth int) {
+	for i := range s.Found {
+		if f := &s.Found[i]; f.Member == m.member && f.Epoch == m.epoch {
+			f.Depth = depth
+			return
+		}
+	}
+	s.Found = append(s.Found, Found{Member: m.member, Epoch: m.epoch, Depth: depth})
+}
+
+// Match continues at the keys that s has not seen, until no mark is there. It
+// returns the deepest prefix found; len(keys) if the search could go on.
+func (b *Blocks) Match(keys []blockkey.Key, s *Search, now time.Time) int {
+	if s.next == 0 {
+		s.next = Stride - 1
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	at := b.sinceLocked(now)
+	for ; !s.ended && s.next < len(keys); s.next += Stride {
+		live := false
+		if place, ok := b.at[keys[s.next]]; ok {
+			m := &b.marks[place]
+			for i := range m {
+				if m[i].until > at {
+					live = true
+					s.see(&m[i], s.next+1)
+				}
+			}
+		}
+		s.ended = !live
+	}
+	if !s.ended && len(s.Found) > 0 {
+		return len(keys)
+	}
+	deepest := 0
+	for i := range s.Found {
+		deepest = max(deepest, s.Found[i].Depth)
+	}
+	return deepest
+}
+
+// Sent is a prompt that went to a member.
+type Sent struct {
+	Member index.Member
+	Epoch  uint64
+	// Keys of its leading blocks, at most MaxBlocks of them count. They are
+	// not kept.
+	Keys []blockkey.Key
+	// First token is predicted after so long.
+	First time.Duration
+	// Exact: events will say when the blocks are there.
+	Exact bool
+}
+
+// Add predicts the blocks of a prompt, and returns for how long.
+func (b *Blocks) Add(s Sent, now time.Time) time.Duration {
+	if s.Exact {
+		b.delay.watch(s.Member, s.Keys, now.Add(s.First))
+	}
+	life := min(s.First+b.delay.confirm(), longest)
+	b.add(s.Keys, Stride, sent{member: s.Member, epoch: s.Epoch}, now.Add(life), now)
+	return life
+}
+
+// Adopt predicts what another scheduler sent to a member, whose marks are the
+// keys of every Stride-th block, until at most life after it was sent.
+func (b *Blocks) Adopt(m index.Member, epoch uint64, marks []blockkey.Key, life time.Duration, at, now time.Time) {
+	until := at.Add(min(life, longest))
+	if len(marks) > 0 && until.After(now) {
+		b.add(marks, 1, sent{member: m, epoch: epoch}, until, now)
+	}
+}
+
+// add marks every step-th of the keys as sent to a member.
+func (b *Blocks) add(keys []blockkey.Key, step int, s sent, until, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	at := b.sinceLocked(now)
+	s.until = b.sinceLocked(until)
+	b.expireLocked(at)
+	for i, n := step-1, 0; i < len(keys) && n < maxMarks; i, n = i+step, n+1 {
+		m := b.markLocked(keys[i])
+		place := 0
+		for j := range m {
+			if m[j].member == s.member && m[j].epoch == s.epoch && m[j].until != 0 {
+				place = j
+				break
+			}
+			if m[j].until < m[place].until {
+				place = j
+			}
+		}
+		m[place] = s
+		b.queue = append(b.queue, dueMark{keys[i], s.until})
+	}
+	for len(b.queue)-b.head > maxAll {
+		b.popLocked(at, true)
+	}
+}
+
+// sinceLocked is a time as marks have it. It is never 0, which is over.
+func (b *Blocks) sinceLocked(t time.Time) time.Duration {
+	if b.origin.IsZero() {
+		b.origin = t.Add(-time.Nanosecond)
+	}
+	return t.Sub(b.origin)
+}
+
+// markLocked is the mark of a key; a new one is zero.
+func (b *Blocks) markLocked(key blockkey.Key) *mark {
+	place, ok := b.at[key]
+	if !ok {
+		if n := len(b.free); n > 0 {
+			place, b.free = b.free[n-1], b.free[:n-1]
+		} else {
+			place, b.marks = int32(len(b.marks)), append(b.marks, mark{})
+		}
+		b.at[key] = place
+	}
+	return &b.marks[place]
+}
+
+// Confirm looks for the events of one of the prompts that were sent, so that a
+// decision pays for one at most.
+func (b *Blocks) Confirm(now time.Time) { b.delay.look(b.index, 1, now) }
+
+// Tick looks for the events of all of them, and drops what has run out.
+func (b *Blocks) Tick(now time.Time) {
+	b.delay.look(b.index, probes, now)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.expireLocked(b.sinceLocked(now))
+}
+
+func (b *Blocks) expireLocked(at time.Duration) {
+	for b.head < len(b.queue) && b.queue[b.head].until <= at {
+		b.popLocked(at, false)
+	}
+	if b.head > len(b.queue)/2 {
+		b.queue = slices.Delete(b.queue, 0, b.head)
+		b.head = 0
+	}
+}
+
+// popLocked takes the oldest mark off the queue, and out of the map unless
+// somebody renewed it.
+func (b *Blocks) popLocked(at time.Duration, force bool) {
+	d := b.queue[b.head]
+	b.head++
+	place, ok := b.at[d.key]
+	if !ok {
+		return
+	}
+	m := &b.marks[place]
+	for i := range m {
+		if m[i].until > at && (!force || m[i].until > d.until) {
+			return
+		}
+	}
+	*m = mark{}
+	b.free = append(b.free, place)
+	delete(b.at, d.key)
+}
+
+// Stats describes the predictions.
+type Stats struct {
+	// Marks that are kept, and prompts Watched for their events.
+	Marks, Watched int
+	// Confirm is how long after its first token is due what was sent is
+	// believed without an event.
+	Confirm time.Duration
+}
+
+// Stats returns the counts.
+func (b *Blocks) Stats() Stats {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return Stats{Marks: len(b.at), Watched: b.delay.watched(), Confirm: b.delay.confirm()}
+}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -15,12 +14,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvscout/kvscout/agent/internal/vllm"
+	"github.com/kvscout/kvscout/e2e/await"
+	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/protocol/settings"
 )
@@ -75,30 +75,6 @@ func ranksPage(ranks ...int) string {
 	return page.String()
 }
 
-func startNATS(t *testing.T, port int) *server.Server {
-	t.Helper()
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	if !s.ReadyForConnections(10 * time.Second) {
-		t.Fatal("NATS does not start")
-	}
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	return s
-}
-
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
-}
-
 // heartbeats collects the newest heartbeat of each member.
 type heartbeats struct {
 	mu     sync.Mutex // guards newest
@@ -137,16 +113,6 @@ func (h *heartbeats) of(member string) *pb.Heartbeat {
 	return h.newest[member]
 }
 
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !condition(); {
-		if time.Now().After(deadline) {
-			t.Fatalf("never: %s", what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
 func runAgent(t *testing.T, cfg Config) (a *Agent, stop func()) {
 	t.Helper()
 	cfg.Pool, cfg.Pod, cfg.Heartbeat, cfg.Probe, cfg.AdminAddress = "blue", "p", 20*time.Millisecond, 20*time.Millisecond, "127.0.0.1:0"
@@ -169,7 +135,7 @@ func runAgent(t *testing.T, cfg Config) (a *Agent, stop func()) {
 
 func fetch(t *testing.T, a *Agent, path string) (int, string) {
 	t.Helper()
-	eventually(t, "admin server", func() bool { return a.AdminAddr() != "" })
+	await.True(t, "admin server", func() bool { return a.AdminAddr() != "" })
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := client.Get("http://" + a.AdminAddr() + path)
 	if err != nil {
@@ -185,12 +151,12 @@ func fetch(t *testing.T, a *Agent, path string) (int, string) {
 
 func TestAgentAnnouncesEveryRank(t *testing.T) {
 	e := newEngineStub(t)
-	url := startNATS(t, -1).ClientURL()
+	url := broker.New(t, nil).URL()
 	h := listen(t, url)
 	a, stop := runAgent(t, Config{NATSURL: url, Engine: e.URL, Address: "10.0.0.1:8000",
 		Told: []settings.Setting{{Name: "pod"}, {Name: "probe", Value: "1s"}}})
 
-	eventually(t, "heartbeat with load", func() bool { return h.of("default_p_0").GetLoad().GetRunning() == 1 })
+	await.True(t, "heartbeat with load", func() bool { return h.of("default_p_0").GetLoad().GetRunning() == 1 })
 	beat := h.of("default_p_0")
 	info := beat.GetInfo()
 	if info.GetModels()[0] != "llama" || info.GetRoot() != "/m" || info.GetBlockSize() != 16 || info.GetBlocks() != 100 || info.GetEngineVersion() != "0.32.0" ||
@@ -201,7 +167,7 @@ func TestAgentAnnouncesEveryRank(t *testing.T) {
 		t.Errorf("%v", beat)
 	}
 	e.set("/metrics", ranksPage(0, 1))
-	eventually(t, "second rank", func() bool { return h.of("default_p_1").GetLoad().GetRunning() == 2 })
+	await.True(t, "second rank", func() bool { return h.of("default_p_1").GetLoad().GetRunning() == 2 })
 
 	status, text := fetch(t, a, "/readyz")
 	var s Status
@@ -226,56 +192,54 @@ func TestAgentAnnouncesEveryRank(t *testing.T) {
 
 	// A rank that metrics do not name any more takes its leave.
 	e.set("/metrics", ranksPage(0))
-	eventually(t, "leave of rank 1", func() bool { return h.of("default_p_1").GetLeaving() })
+	await.True(t, "leave of rank 1", func() bool { return h.of("default_p_1").GetLeaving() })
 	// An engine that does not answer stays a member that says so.
 	e.set("/metrics", "<html>")
 	e.set("/v1/models", "<html>")
-	eventually(t, "engine out of reach", func() bool { return h.of("default_p_0").GetLoad().GetUnreachable() })
+	await.True(t, "engine out of reach", func() bool { return h.of("default_p_0").GetLoad().GetUnreachable() })
 	if _, text := fetch(t, a, "/readyz"); !strings.Contains(text, `"error"`) {
 		t.Errorf("/readyz hides that the engine is gone: %s", text)
 	}
 	stop()
-	eventually(t, "leave of rank 0", func() bool { return h.of("default_p_0").GetLeaving() })
+	await.True(t, "leave of rank 0", func() bool { return h.of("default_p_0").GetLeaving() })
 }
 
 func TestAgentWithoutEvents(t *testing.T) {
 	e := newEngineStub(t)
 	e.set("/kv_event_sources", `{}`)
-	url := startNATS(t, -1).ClientURL()
+	url := broker.New(t, nil).URL()
 	h := listen(t, url)
 	a, _ := runAgent(t, Config{NATSURL: url, Engine: e.URL})
-	eventually(t, "honest heartbeat", func() bool {
+	await.True(t, "honest heartbeat", func() bool {
 		return h.of("default_p_0").GetTrust() == pb.Trust_TRUST_UNKNOWN && strings.Contains(h.of("default_p_0").GetReason(), "no KV events")
 	})
-	eventually(t, "ready without events", func() bool { status, _ := fetch(t, a, "/readyz"); return status == http.StatusOK })
+	await.True(t, "ready without events", func() bool { status, _ := fetch(t, a, "/readyz"); return status == http.StatusOK })
 	e.set("/metrics", strings.ReplaceAll(ranksPage(0), `"True"`, `"False"`))
-	eventually(t, "prefix caching is off", func() bool { return strings.Contains(h.of("default_p_0").GetReason(), "prefix caching") })
+	await.True(t, "prefix caching is off", func() bool { return strings.Contains(h.of("default_p_0").GetReason(), "prefix caching") })
 }
 
 func TestAgentOutlivesNATS(t *testing.T) {
 	e := newEngineStub(t)
-	port := freePort(t)
-	url := fmt.Sprintf("nats://127.0.0.1:%d", port)
-	a, _ := runAgent(t, Config{NATSURL: url, Engine: e.URL})
-	eventually(t, "rank without NATS", func() bool { return len(a.Status().Ranks) == 1 })
+	s := broker.Absent(t, nil)
+	a, _ := runAgent(t, Config{NATSURL: s.URL(), Engine: e.URL})
+	await.True(t, "rank without NATS", func() bool { return len(a.Status().Ranks) == 1 })
 	if s := a.Status(); s.Believed || !strings.Contains(s.Reason, "NATS") {
 		t.Errorf("%+v", s)
 	}
 	for range 2 {
-		s := startNATS(t, port)
-		h := listen(t, url)
-		eventually(t, "heartbeat", func() bool { return h.of("default_p_0") != nil })
-		s.Shutdown()
-		s.WaitForShutdown()
-		eventually(t, "disconnect", func() bool { return a.Status().NATS != nats.CONNECTED.String() })
+		s.Start()
+		h := listen(t, s.URL())
+		await.True(t, "heartbeat", func() bool { return h.of("default_p_0") != nil })
+		s.Stop()
+		await.True(t, "disconnect", func() bool { return a.Status().NATS != nats.CONNECTED.String() })
 	}
 }
 
 func TestReloadedAdapterIsPurged(t *testing.T) {
 	e := newEngineStub(t)
-	url := startNATS(t, -1).ClientURL()
+	url := broker.New(t, nil).URL()
 	a, _ := runAgent(t, Config{NATSURL: url, Engine: e.URL})
-	eventually(t, "rank", func() bool { return len(a.watch.list()) == 1 })
+	await.True(t, "rank", func() bool { return len(a.watch.list()) == 1 })
 	r := a.watch.list()[0]
 	store := func(first uint64) {
 		b := chain(2)
@@ -283,19 +247,19 @@ func TestReloadedAdapterIsPurged(t *testing.T) {
 		b.Events[0].Store.Tokens = make([]uint32, 32)
 		b.Events[0].Store.BlockSize = 16
 		r.Apply(vllm.Mark{Sequence: 0}, b)
-		eventually(t, "blocks", func() bool { return a.Status().Ranks[0].Held[0] == 2 })
+		await.True(t, "blocks", func() bool { return a.Status().Ranks[0].Held[0] == 2 })
 	}
 	gone := func() bool { return a.Status().Ranks[0].Held[0] == 0 }
 	store(1)
 	e.set("/v1/models", `{"data":[{"id":"llama","root":"/m"},{"id":"sql","root":"/b","parent":"llama"}]}`)
-	eventually(t, "purge after a reload", gone)
+	await.True(t, "purge after a reload", gone)
 	store(11)
 	e.set("/v1/models", `{"data":[{"id":"llama","root":"/m"}]}`)
-	eventually(t, "purge after an unload", gone)
+	await.True(t, "purge after an unload", gone)
 	// Another base model under the same address is another life.
 	epoch := a.Status().Ranks[0].Epoch
 	e.set("/v1/models", `{"data":[{"id":"qwen","root":"/q"}]}`)
-	eventually(t, "new epoch", func() bool { return a.Status().Ranks[0].Epoch > epoch })
+	await.True(t, "new epoch", func() bool { return a.Status().Ranks[0].Epoch > epoch })
 }
 
 func TestSourceOfARank(t *testing.T) {

@@ -9,6 +9,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvscout/kvscout/agent/internal/publish"
+	"github.com/kvscout/kvscout/e2e/await"
+	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/e2e/journal"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
@@ -43,8 +45,8 @@ func dial(t *testing.T, url string) *nats.Conn {
 func TestReadinessDoesNotDependOnSchedulers(t *testing.T) {
 	e := newEngineStub(t)
 	e.set("/kv_event_sources", `{}`)
-	s := startNATS(t, -1)
-	url := s.ClientURL()
+	s := broker.New(t, nil)
+	url := s.URL()
 	conn := dial(t, url)
 	var log journal.Journal
 	a, _ := runAgent(t, Config{NATSURL: url, Engine: e.URL, Log: log.Logger()})
@@ -57,12 +59,12 @@ func TestReadinessDoesNotDependOnSchedulers(t *testing.T) {
 			return believed() == http.StatusServiceUnavailable && strings.Contains(a.Status().Reason, want)
 		}
 	}
-	eventually(t, "nobody has said anything", reason("no scheduler"))
+	await.True(t, "nobody has said anything", reason("no scheduler"))
 	first, second := &pb.Verdict{Sender: 1, Scheduler: "one", Trust: pb.Trust_TRUST_SYNCING, Reason: "gap"}, &pb.Verdict{Sender: 2, Scheduler: "two", Trust: pb.Trust_TRUST_UNKNOWN, Refused: "model not allowed"}
 	says(t, conn, "default_p_0", first)
-	eventually(t, "not yet believed", reason("one: gap"))
+	await.True(t, "not yet believed", reason("one: gap"))
 	says(t, conn, "default_p_0", second)
-	eventually(t, "refused", reason("two: model not allowed"))
+	await.True(t, "refused", reason("two: model not allowed"))
 	if !strings.Contains(log.String(), "model not allowed") {
 		t.Error("the log does not say it")
 	}
@@ -77,13 +79,12 @@ func TestReadinessDoesNotDependOnSchedulers(t *testing.T) {
 	}
 	first.Trust, first.Reason = pb.Trust_TRUST_UNKNOWN, "as the agent says"
 	says(t, conn, "default_p_0", first)
-	eventually(t, "one believes it", func() bool { return believed() == http.StatusOK && a.Status().Believed })
-	s.Shutdown()
-	s.WaitForShutdown()
-	eventually(t, "NATS is gone", reason("NATS"))
+	await.True(t, "one believes it", func() bool { return believed() == http.StatusOK && a.Status().Believed })
+	s.Stop()
+	await.True(t, "NATS is gone", reason("NATS"))
 	e.set("/v1/models", "<html>")
 	e.set("/metrics", "<html>")
-	eventually(t, "the engine is gone", func() bool { return a.Status().Engine.Error != "" })
+	await.True(t, "the engine is gone", func() bool { return a.Status().Engine.Error != "" })
 	if ready() != http.StatusOK {
 		t.Error("/readyz fails although the engine has its own")
 	}
@@ -94,8 +95,8 @@ func TestReadyWhenTheEngineHasAnswered(t *testing.T) {
 	for _, page := range []string{"/v1/models", "/metrics"} {
 		e.set(page, "<html>")
 	}
-	a, _ := runAgent(t, Config{NATSURL: startNATS(t, -1).ClientURL(), Engine: e.URL})
-	eventually(t, "an answer that is none", func() bool { return a.Status().Engine.Error != "" })
+	a, _ := runAgent(t, Config{NATSURL: broker.New(t, nil).URL(), Engine: e.URL})
+	await.True(t, "an answer that is none", func() bool { return a.Status().Engine.Error != "" })
 	if status, text := fetch(t, a, "/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(text, "has not answered") {
 		t.Errorf("%d %s", status, text)
 	}
@@ -126,13 +127,13 @@ func TestDisbelief(t *testing.T) {
 // message, subject and file says the same.
 func TestOneIdentityEverywhere(t *testing.T) {
 	e := newEngineStub(t)
-	url := startNATS(t, -1).ClientURL()
+	url := broker.New(t, nil).URL()
 	h := listen(t, url)
 	var log journal.Journal
 	a, _ := runAgent(t, Config{NATSURL: url, Engine: e.URL, Namespace: "my_team", PodUID: "ip-10-0-0-1.ec2.internal", Log: log.Logger()})
-	eventually(t, "rank", func() bool { return len(a.Status().Ranks) == 1 })
+	await.True(t, "rank", func() bool { return len(a.Status().Ranks) == 1 })
 	member := a.Status().Ranks[0].Member
-	eventually(t, "heartbeat", func() bool { return h.of(member) != nil })
+	await.True(t, "heartbeat", func() bool { return h.of(member) != nil })
 	info := h.of(member).GetInfo()
 	if member != info.GetNamespace()+"_"+info.GetPodUid()+"_0" {
 		t.Errorf("member %s says it is %s, %s", member, info.GetNamespace(), info.GetPodUid())

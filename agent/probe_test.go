@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/kvscout/kvscout/agent/internal/vllm"
+	"github.com/kvscout/kvscout/e2e/await"
+	"github.com/kvscout/kvscout/e2e/broker"
 )
 
 // TestOneSlowLookTakesNobodyOut is a busy engine that once does not answer in
@@ -32,10 +34,10 @@ func TestOneSlowLookTakesNobodyOut(t *testing.T) {
 		proxy.ServeHTTP(w, r)
 	}))
 	t.Cleanup(front.Close)
-	natsURL := startNATS(t, -1).ClientURL()
+	natsURL := broker.New(t, nil).URL()
 	h := listen(t, natsURL)
 	a, _ := runAgent(t, Config{NATSURL: natsURL, Engine: front.URL, ProbeTimeout: 300 * time.Millisecond, ProbeFailures: 3})
-	eventually(t, "member", func() bool { return h.of("default_p_0").GetLoad() != nil })
+	await.True(t, "member", func() bool { return h.of("default_p_0").GetLoad() != nil })
 	failed := func() uint64 {
 		a.watch.mu.Lock()
 		defer a.watch.mu.Unlock()
@@ -44,21 +46,21 @@ func TestOneSlowLookTakesNobodyOut(t *testing.T) {
 	for _, looks := range []int64{1, 2} {
 		before := failed()
 		slow.Store(2 * looks) // models and metrics
-		eventually(t, "failed looks", func() bool { return slow.Load() < 0 && failed() >= before+1 })
+		await.True(t, "failed looks", func() bool { return slow.Load() < 0 && failed() >= before+1 })
 		if h.of("default_p_0").GetLoad().GetUnreachable() {
 			t.Errorf("out of rotation after %d slow looks", looks)
 		}
 	}
 	slow.Store(1 << 40)
-	eventually(t, "engine out of reach", func() bool { return h.of("default_p_0").GetLoad().GetUnreachable() })
+	await.True(t, "engine out of reach", func() bool { return h.of("default_p_0").GetLoad().GetUnreachable() })
 	slow.Store(0)
-	eventually(t, "engine in reach", func() bool { l := h.of("default_p_0").GetLoad(); return l != nil && !l.GetUnreachable() })
+	await.True(t, "engine in reach", func() bool { l := h.of("default_p_0").GetLoad(); return l != nil && !l.GetUnreachable() })
 }
 
 // TestRanksStayBoundedOverTime is an engine that names other ranks with every
 // look.
 func TestRanksStayBoundedOverTime(t *testing.T) {
-	natsURL := startNATS(t, -1).ClientURL()
+	natsURL := broker.New(t, nil).URL()
 	e := newEngineStub(t)
 	e.set("/kv_event_sources", `{}`)
 	a, _ := runAgent(t, Config{NATSURL: natsURL, Engine: e.URL, Probe: 10 * time.Millisecond})
@@ -72,7 +74,7 @@ func TestRanksStayBoundedOverTime(t *testing.T) {
 		a.watch.mu.Lock()
 		looks := a.watch.looks
 		a.watch.mu.Unlock()
-		eventually(t, "looks", func() bool {
+		await.True(t, "looks", func() bool {
 			a.watch.mu.Lock()
 			defer a.watch.mu.Unlock()
 			return a.watch.looks > looks+1
@@ -83,7 +85,7 @@ func TestRanksStayBoundedOverTime(t *testing.T) {
 		t.Errorf("%d ranks at a time, want %d", most, vllm.MaxRanks)
 	}
 	e.set("/metrics", ranksPage(0))
-	eventually(t, "one rank", func() bool {
+	await.True(t, "one rank", func() bool {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		return len(a.watch.list()) == 1 && len(a.active) == 1

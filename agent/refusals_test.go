@@ -13,6 +13,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/kvscout/kvscout/e2e/authority"
+	"github.com/kvscout/kvscout/e2e/await"
+	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/e2e/journal"
 )
 
@@ -23,21 +25,6 @@ func speaker(key, pod string) *server.NkeyUser {
 		Subscribe: &server.SubjectPermission{Allow: []string{"kvscout.v1.blue.snapshot.default." + pod + ".*", "kvscout.v1.blue.verdict.default." + pod + ".*"}},
 		Response:  &server.ResponsePermission{MaxMsgs: 1024, Expires: time.Minute},
 	}}
-}
-
-func serveNATS(t *testing.T, opts server.Options) (*server.Server, string) {
-	t.Helper()
-	opts.Host, opts.Port, opts.NoSigs, opts.NoLog = "127.0.0.1", -1, true, true
-	s, err := server.NewServer(&opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	if !s.ReadyForConnections(10 * time.Second) {
-		t.Fatal("NATS does not start")
-	}
-	return s, "nats://" + s.Addr().String()
 }
 
 // eventless is an engine without events, whose agent is ready at once.
@@ -61,17 +48,17 @@ func refusal(a *Agent, want string) func() bool {
 
 func TestAgentSaysThatItSpeaksForAnother(t *testing.T) {
 	key, seed := authority.User(t)
-	s, url := serveNATS(t, server.Options{Nkeys: []*server.NkeyUser{speaker(key, "other")}})
+	s := broker.New(t, &server.Options{Nkeys: []*server.NkeyUser{speaker(key, "other")}})
 	var log journal.Journal
-	a, _ := runAgent(t, Config{NATSURL: url, NATSSeed: seed, Engine: eventless(t), Log: log.Logger()})
-	eventually(t, "refusal", refusal(a, `Publish to "kvscout.v1.blue.load.default.p.0"`))
+	a, _ := runAgent(t, Config{NATSURL: s.URL(), NATSSeed: seed, Engine: eventless(t), Log: log.Logger()})
+	await.True(t, "refusal", refusal(a, `Publish to "kvscout.v1.blue.load.default.p.0"`))
 	// A refused heartbeat counts until the next one is overdue.
-	eventually(t, "it says so", func() bool {
+	await.True(t, "it says so", func() bool {
 		status, text := fetch(t, a, "/believed")
 		return status == http.StatusServiceUnavailable && strings.Contains(text, "NATS does not let this agent speak for its member")
 	})
 	// Each refusal is logged once, however often it comes.
-	eventually(t, "second heartbeat", func() bool { return a.publisherStats(a.watch.list()[0]).Heartbeats > 5 })
+	await.True(t, "second heartbeat", func() bool { return a.publisherStats(a.watch.list()[0]).Heartbeats > 5 })
 	for _, subject := range []string{"kvscout.v1.blue.load.default.p.0", "kvscout.v1.blue.snapshot.default.p.0"} {
 		if n := strings.Count(log.String(), subject+`\"`); n != 1 {
 			t.Errorf("%s: logged %d times in\n%s", subject, n, log.String())
@@ -80,15 +67,16 @@ func TestAgentSaysThatItSpeaksForAnother(t *testing.T) {
 
 	// With the rights of its member the agent speaks at once, and is asked after
 	// the next connection.
-	opts := server.Options{Nkeys: []*server.NkeyUser{speaker(key, "p")}, Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true}
+	opts := s.Options
+	opts.Nkeys = []*server.NkeyUser{speaker(key, "p")}
 	if err := s.ReloadOptions(&opts); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "publishing", refusal(a, `Subscription to "kvscout.v1.blue.snapshot.default.p.0"`))
+	await.True(t, "publishing", refusal(a, `Subscription to "kvscout.v1.blue.snapshot.default.p.0"`))
 	a.refused.mu.Lock()
 	a.refused.subscribeAt = time.Now().Add(-askAgain)
 	a.refused.mu.Unlock()
-	eventually(t, "ready", unrefused(t, a))
+	await.True(t, "ready", unrefused(t, a))
 	if s.NumSubscriptions() == 0 {
 		t.Error("the agent cannot be asked")
 	}
@@ -97,18 +85,18 @@ func TestAgentSaysThatItSpeaksForAnother(t *testing.T) {
 func TestAgentSaysThatItsKeyIsUnknown(t *testing.T) {
 	key, seed := authority.User(t)
 	_, stranger := authority.User(t)
-	_, url := serveNATS(t, server.Options{Nkeys: []*server.NkeyUser{speaker(key, "p")}})
+	url := broker.New(t, &server.Options{Nkeys: []*server.NkeyUser{speaker(key, "p")}}).URL()
 	for name, wrong := range map[string]string{"wrong key": stranger, "no key": ""} {
 		var log journal.Journal
 		a, stop := runAgent(t, Config{NATSURL: url, NATSSeed: wrong, Engine: eventless(t), Log: log.Logger()})
-		eventually(t, name, refusal(a, "Authorization Violation"))
+		await.True(t, name, refusal(a, "Authorization Violation"))
 		if !strings.Contains(log.String(), "cannot connect to NATS") {
 			t.Errorf("%s: %s", name, log.String())
 		}
 		stop()
 	}
 	a, _ := runAgent(t, Config{NATSURL: url, NATSSeed: seed, Engine: eventless(t)})
-	eventually(t, "ready with the right key", unrefused(t, a))
+	await.True(t, "ready with the right key", unrefused(t, a))
 }
 
 func TestAgentAndCertificates(t *testing.T) {
@@ -125,7 +113,8 @@ func TestAgentAndCertificates(t *testing.T) {
 		}
 		config := &tls.Config{Certificates: []tls.Certificate{certificate}, ClientCAs: x509.NewCertPool(), ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS12}
 		config.ClientCAs.AppendCertsFromPEM(text)
-		_, url := serveNATS(t, server.Options{TLSConfig: config, TLSTimeout: 2})
+		// The certificate is for this address.
+		url := broker.New(t, &server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, TLSConfig: config, TLSTimeout: 20}).URL()
 		return strings.Replace(url, "nats:", "tls:", 1)
 	}
 	url, expired := serve(ca.Issue(t, hour)), serve(ca.Issue(t, past))
@@ -147,7 +136,7 @@ func TestAgentAndCertificates(t *testing.T) {
 	} {
 		var log journal.Journal
 		a, stop := runAgent(t, Config{NATSURL: c.url, NATSTLS: c.tls, Engine: eventless(t), Log: log.Logger()})
-		eventually(t, c.name, refusal(a, c.want))
+		await.True(t, c.name, refusal(a, c.want))
 		if !strings.Contains(log.String(), "cannot connect to NATS") {
 			t.Errorf("%s is not logged: %s", c.name, log.String())
 		}
@@ -157,9 +146,9 @@ func TestAgentAndCertificates(t *testing.T) {
 	// A certificate that is mended while the agent runs is taken.
 	pair := ca.Issue(t, past)
 	a, _ := runAgent(t, Config{NATSURL: url, NATSTLS: TLS{Cert: pair.Cert, Key: pair.Key, CA: ca.CA}, Engine: eventless(t)})
-	eventually(t, "expired", refusal(a, "expired"))
+	await.True(t, "expired", refusal(a, "expired"))
 	ca.Renew(t, pair, hour)
-	eventually(t, "ready", unrefused(t, a))
+	await.True(t, "ready", unrefused(t, a))
 }
 
 func TestFilesThatAreNotThereAreNamed(t *testing.T) {
@@ -192,7 +181,7 @@ func TestSecretsAreNotPrinted(t *testing.T) {
 	}
 	cfg.Log.Info("configuration", "config", cfg, "pointer", &cfg)
 	a, stop := runAgent(t, cfg)
-	eventually(t, "not connected", func() bool { return strings.Contains(log.String(), "cannot connect") })
+	await.True(t, "not connected", func() bool { return strings.Contains(log.String(), "cannot connect") })
 	_, page := fetch(t, a, "/readyz")
 	stop()
 	for form, text := range map[string]string{

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"bytes"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/stage"
 	"github.com/kvscout/kvscout/protocol/pb"
@@ -194,24 +193,6 @@ func some(list []prompt) []prompt {
 	return list
 }
 
-// openServer starts a NATS server of its own on a port, 0 for any.
-func openServer(t *testing.T, port int) *server.Server {
-	t.Helper()
-	if port == 0 {
-		port = server.RANDOM_PORT
-	}
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	if !s.ReadyForConnections(patience) {
-		t.Fatal("NATS does not start")
-	}
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	return s
-}
-
 func TestAgentProgram(t *testing.T) {
 	binary := buildAgent(t)
 
@@ -294,9 +275,8 @@ func TestAgentProgram(t *testing.T) {
 		if os.Getenv("KVSCOUT_LONG") != "" {
 			away = time.Minute
 		}
-		s := openServer(t, 0)
-		port := s.Addr().(*net.TCPAddr).Port
-		p := open(t, stage.Options{NATS: s.ClientURL()})
+		s := broker.New(t, nil)
+		p := open(t, stage.Options{NATS: s.URL()})
 		e := p.engine(fakevllm.Config{Blocks: 400, MaxModelLen: 1000})
 		e.run(binary, "pod")
 		e.untilMember(e.id(), "settle", stage.Settled)
@@ -305,18 +285,17 @@ func TestAgentProgram(t *testing.T) {
 		e.truth(soon, old...)
 		w := e.witness(old...)
 		stop := e.load(4)
-		s.Shutdown()
-		s.WaitForShutdown()
+		s.Stop()
 		time.Sleep(away)
-		openServer(t, port)
+		s.Start()
 		w.admits(t, e.truth(soon, some(append(old, stop()...))...), flight)
 		t.Log("away for", away)
 	})
 
 	t.Run("killed in the middle of a snapshot", func(t *testing.T) {
 		t.Parallel()
-		s := openServer(t, 0)
-		p := open(t, stage.Options{NATS: s.ClientURL()})
+		s := broker.New(t, nil)
+		p := open(t, stage.Options{NATS: s.URL()})
 		e := p.engine(fakevllm.Config{})
 		a := e.run(binary, "pod")
 		e.untilMember(e.id(), "settle", stage.Settled)
@@ -329,7 +308,7 @@ func TestAgentProgram(t *testing.T) {
 
 		// The first chunk that goes over the wire is the last thing the agent does.
 		closed := make(chan struct{})
-		conn, err := nats.Connect(s.ClientURL(), nats.ClosedHandler(func(*nats.Conn) { close(closed) }))
+		conn, err := nats.Connect(s.URL(), nats.ClosedHandler(func(*nats.Conn) { close(closed) }))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -46,10 +46,10 @@ func TestChaos(t *testing.T) {
 			}{
 				{"engine restarts", e.restart},
 				{"cache reset", func() { e.act("/reset_prefix_cache", nil); ask(1) }},
-				{"network parts", events.part},
-				{"network heals", events.heal},
-				{"replay parts", replay.part},
-				{"replay heals", replay.heal},
+				{"network parts", func() { events.Refuse(true) }},
+				{"network heals", func() { events.Refuse(false) }},
+				{"replay parts", func() { replay.Refuse(true) }},
+				{"replay heals", func() { replay.Refuse(false) }},
 				{"messages are lost", func() { events.drop(1 + r.IntN(4)) }},
 				{"ring moves on", func() { ask(40) }},
 				{"scheduler restarts", func() {
@@ -78,8 +78,8 @@ func TestChaos(t *testing.T) {
 					fault.do()
 					ask(r.IntN(4))
 				}
-				events.heal()
-				replay.heal()
+				events.Refuse(false)
+				replay.Refuse(false)
 				events.drop(0)
 				log = append(log, "all is well")
 				ask(1) // a last message that was lost shows with the next

@@ -46,7 +46,7 @@ func TestFrozenEnginesDoNotHoldUpText(t *testing.T) {
 		if _, err := p.Agent(stage.AgentOptions{Engine: url, Pod: fmt.Sprintf("pod%d", n)}); err != nil {
 			t.Fatal(err)
 		}
-		if err := p.Until(t.Context(), soon, fmt.Sprintf("default_pod%d_0", n), "settle", stage.Settled); err != nil {
+		if err := p.Until(t.Context(), patience, fmt.Sprintf("default_pod%d_0", n), "settle", stage.Settled); err != nil {
 			t.Fatal(err)
 		}
 		engines = append(engines, cmd)
@@ -58,19 +58,17 @@ func TestFrozenEnginesDoNotHoldUpText(t *testing.T) {
 	}
 	worst := time.Duration(0)
 	for n := range 12 {
-		start := time.Now()
+		watch := newStopwatch()
 		answer, err := p.Client.Score(t.Context(), &pb.ScoreRequest{Request: &pb.Request{
 			Model: "fake", Prompt: &pb.Request_Text{Text: fmt.Sprintf("prompt %d is like no other", n)},
 		}})
-		took := time.Since(start)
 		if err != nil || answer.GetRanking().GetPromptTokens() == 0 {
 			t.Fatalf("prompt %d: %v, %q", n, err, answer.GetRanking().GetFallback())
 		}
-		worst = max(worst, took)
+		worst = max(worst, watch.ours())
 	}
 	t.Log("longest text call:", worst)
-	// Half a second, and as much for a busy machine.
-	if worst > time.Second {
+	if worst > 500*time.Millisecond+leeway {
 		t.Errorf("a text call took %v", worst)
 	}
 }

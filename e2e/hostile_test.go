@@ -181,22 +181,19 @@ func TestHostileFrames(t *testing.T) {
 		{"frame of a gigabyte", append(long(frameLong|frameMore, 1<<30), make([]byte, 1<<16)...)},
 		{"command of a gigabyte", long(frameLong|frameCommand, 1<<30)},
 	} {
-		p.until("an agent is connected", func() bool { return events.inject(tc.raw) > 0 })
+		events.inject(tc.raw)
 		more := several(uint64(2+i), 2)
 		e.complete(more...)
 		list = append(list[:5], more...)
-		took := e.truth(patience, list...)
-		if took > soon {
-			t.Errorf("%s: true only after %v", tc.name, took)
-		}
+		t.Logf("%s: true after %v", tc.name, e.truth(soon, list...))
 		e.never(lie)
 	}
 	if grown := heap() - before; grown > 32<<20 {
 		t.Errorf("%d MiB stay", grown>>20)
 	}
-	if n := p.counted(e.agent.Admin(), "kvscout_agent_tail_events_total", "malformed"); n < 6 {
-		t.Errorf("%v malformed messages counted", n)
-	}
+	p.until("malformed messages are counted", func() bool {
+		return p.counted(e.agent.Admin(), "kvscout_agent_tail_events_total", "malformed") >= 6
+	})
 }
 
 func TestHostileMetrics(t *testing.T) {
@@ -340,9 +337,7 @@ func TestHostileMessages(t *testing.T) {
 		more := several(uint64(2+i), 1)
 		e.complete(more...)
 		list = append(list[:5], more...)
-		if took := e.truth(patience, list...); took > soon {
-			t.Errorf("%s: true only after %v", tc.name, took)
-		}
+		t.Logf("%s: true after %v", tc.name, e.truth(soon, list...))
 		other.truth(soon, list[:5]...)
 	}
 	fleet, err := p.Client.Fleet(t.Context(), &pb.FleetRequest{})

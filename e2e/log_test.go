@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/e2e/journal"
 )
 
@@ -86,12 +86,11 @@ func (p *process) says(from int, with ...string) {
 func TestLogTellsEachFault(t *testing.T) {
 	t.Parallel()
 	bin := programs(t, "./agent/cmd/kvscout-agent", "./scheduler/cmd/kvscout-scheduler", "./e2e/cmd/fakevllm")
-	ns := openServer(t, 0)
-	port := ns.Addr().(*net.TCPAddr).Port
-	scheduler := launch(t, filepath.Join(bin, "kvscout-scheduler"), "-nats-url", ns.ClientURL(), "-grpc-address", "127.0.0.1:0", "-admin-address", "127.0.0.1:0")
+	ns := broker.New(t, nil)
+	scheduler := launch(t, filepath.Join(bin, "kvscout-scheduler"), "-nats-url", ns.URL(), "-grpc-address", "127.0.0.1:0", "-admin-address", "127.0.0.1:0")
 	engine, url := launchEngine(t, bin)
 	beside := func(url, pod string) *process {
-		return launch(t, filepath.Join(bin, "kvscout-agent"), "-nats-url", ns.ClientURL(), "-engine", url, "-pod", pod, "-admin-address", "")
+		return launch(t, filepath.Join(bin, "kvscout-agent"), "-nats-url", ns.URL(), "-engine", url, "-pod", pod, "-admin-address", "")
 	}
 	agent := beside(url, "pod-a")
 	member := "member=default_pod-a_0"
@@ -137,8 +136,7 @@ func TestLogTellsEachFault(t *testing.T) {
 	scheduler.says(at, "level=WARN", "member is UNKNOWN", "member=default_pod-c_0", "do=")
 
 	at, from = scheduler.mark(), mute.mark()
-	ns.Shutdown()
-	ns.WaitForShutdown()
+	ns.Stop()
 	scheduler.says(at, "level=WARN", "connection to NATS lost", "do=")
 	mute.says(from, "level=WARN", "connection to NATS lost", "do=")
 	scheduler.says(at, "level=ERROR", "cannot connect to NATS", "connection refused", "do=")
@@ -149,7 +147,7 @@ func TestLogTellsEachFault(t *testing.T) {
 			t.Errorf("%d lines of %s in 5 s without NATS", len(lines), p.name)
 		}
 	}
-	openServer(t, port)
+	ns.Start()
 	scheduler.says(at, "level=INFO", "connected to NATS again", "attempts=")
 	mute.says(from, "level=INFO", "connected to NATS again", "attempts=")
 	at = scheduler.mark()

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"bytes"
-	"net"
 	"net/url"
 	"strings"
 	"testing"
@@ -12,45 +11,18 @@ import (
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/stage"
 	"github.com/kvscout/kvscout/e2e/wire"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
 
-// broker starts a NATS server; the same options start it again.
-func broker(t *testing.T, opt *server.Options) *server.Server {
-	t.Helper()
-	opt.Host, opt.NoSigs, opt.NoLog = "127.0.0.1", true, true
-	if opt.Port == 0 {
-		opt.Port = server.RANDOM_PORT
-	}
-	s, err := server.NewServer(opt)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	if !s.ReadyForConnections(patience) {
-		t.Fatal("NATS did not start")
-	}
-	t.Cleanup(func() { halt(s) })
-	return s
-}
-
-func halt(s *server.Server) {
-	s.Shutdown()
-	s.WaitForShutdown()
-}
-
 // between puts a proxy before the stage's NATS server, for agents that start
 // from here on.
 func (p *play) between() *wire.Proxy {
 	p.t.Helper()
-	proxy, err := wire.New(strings.TrimPrefix(p.NATS, "nats://"), wire.NATS, nil)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	p.t.Cleanup(proxy.Close)
+	proxy := proxy(p.t, p.NATS, wire.NATS, nil)
 	p.NATS = "nats://" + proxy.Addr()
 	return proxy
 }
@@ -101,22 +73,20 @@ func TestNATSEmbeddedRestarts(t *testing.T) {
 
 func TestNATSRestarts(t *testing.T) {
 	t.Parallel()
-	opt := &server.Options{}
-	s := broker(t, opt)
-	p := open(t, stage.Options{NATS: s.ClientURL()})
+	s := broker.New(t, nil)
+	p := open(t, stage.Options{NATS: s.URL()})
 	e := p.engine(small).watched("pod")
-	opt.Port = s.Addr().(*net.TCPAddr).Port
-	e.doubtful(func() { halt(s) }, func() { broker(t, opt) })
+	e.doubtful(s.Stop, s.Start)
 }
 
 func TestNATSClusterLosesNodes(t *testing.T) {
 	t.Parallel()
-	var nodes []*server.Server
+	var nodes []*broker.Broker
 	var urls []string
 	var routes []*url.URL
 	for range 3 {
-		s := broker(t, &server.Options{Cluster: server.ClusterOpts{Name: "c", Host: "127.0.0.1", Port: server.RANDOM_PORT}, Routes: routes})
-		nodes, urls = append(nodes, s), append(urls, s.ClientURL())
+		s := broker.New(t, &server.Options{Cluster: server.ClusterOpts{Name: "c", Host: "127.0.0.1", Port: server.RANDOM_PORT}, Routes: routes})
+		nodes, urls = append(nodes, s), append(urls, s.URL())
 		routes = append(routes, &url.URL{Scheme: "nats", Host: s.ClusterAddr().String()})
 	}
 	p := open(t, stage.Options{NATS: strings.Join(urls, ",")})
@@ -129,11 +99,9 @@ func TestNATSClusterLosesNodes(t *testing.T) {
 		return true
 	})
 	e := p.engine(small).watched("pod")
-	e.outage(func() { halt(nodes[0]) }, func() {})
-	e.outage(func() { halt(nodes[1]) }, func() {})
-	if n := nodes[2].NumClients(); n != 2 {
-		t.Errorf("%d clients on the last node", n)
-	}
+	e.outage(nodes[0].Stop, func() {})
+	e.outage(nodes[1].Stop, func() {})
+	p.until("both clients are on the last node", func() bool { return nodes[2].NumClients() == 2 })
 }
 
 func TestNATSPartitionOfTheAgent(t *testing.T) {
@@ -146,10 +114,10 @@ func TestNATSPartitionOfTheAgent(t *testing.T) {
 	e.truth(soon, old...)
 	proxy.Stall(true)
 	e.complete(more...)
-	start := time.Now()
+	watch := newStopwatch()
 	e.untilMember(e.id(), "admit that nobody hears it", func(m *pb.MemberState) bool { return !stage.Exact(m) })
-	if took := time.Since(start); took > unheard+flight {
-		t.Errorf("doubt came after %v", took)
+	if watch.over(unheard + flight) {
+		t.Errorf("doubt came after %v", watch.ours())
 	}
 	proxy.Stall(false)
 	t.Log("true after", e.truth(soon, append(old, more...)...))
@@ -157,14 +125,10 @@ func TestNATSPartitionOfTheAgent(t *testing.T) {
 
 func TestNATSPartitionOfTheScheduler(t *testing.T) {
 	t.Parallel()
-	s := broker(t, &server.Options{})
-	proxy, err := wire.New(strings.TrimPrefix(s.ClientURL(), "nats://"), wire.NATS, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(proxy.Close)
+	s := broker.New(t, nil)
+	proxy := proxy(t, s.URL(), wire.NATS, nil)
 	p := open(t, stage.Options{NATS: "nats://" + proxy.Addr()})
-	p.NATS = s.ClientURL()
+	p.NATS = s.URL()
 	e := p.engine(small).watched("pod")
 	e.doubtful(func() {
 		proxy.Refuse(true)
@@ -176,14 +140,10 @@ func TestNATSPartitionOfTheScheduler(t *testing.T) {
 // asks for.
 func TestNATSSlowConsumer(t *testing.T) {
 	t.Parallel()
-	s := broker(t, &server.Options{MaxPending: 128 << 10, MaxPayload: 64 << 10, WriteDeadline: 200 * time.Millisecond})
-	proxy, err := wire.New(strings.TrimPrefix(s.ClientURL(), "nats://"), wire.NATS, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(proxy.Close)
+	s := broker.New(t, &server.Options{MaxPending: 128 << 10, MaxPayload: 64 << 10, WriteDeadline: 200 * time.Millisecond})
+	proxy := proxy(t, s.URL(), wire.NATS, nil)
 	p := open(t, stage.Options{NATS: "nats://" + proxy.Addr()})
-	p.NATS = s.ClientURL()
+	p.NATS = s.URL()
 	e := p.engine(small).watched("pod")
 	conn := p.bus()
 	junk := make([]byte, 64<<10)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvscout/kvscout/e2e/fakevllm"
+	"github.com/kvscout/kvscout/e2e/loopback"
 	"github.com/kvscout/kvscout/e2e/stage"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
@@ -115,8 +116,10 @@ func TestNeighboursEventsAreNotBelieved(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			p := open(t, stage.Options{})
-			cfg := fakevllm.Config{NoSources: true, NoReplay: c.noReplay}
-			ours, other := p.engine(cfg), p.engine(cfg)
+			cfg := fakevllm.Config{Host: loopback.Host(t), NoSources: true, NoReplay: c.noReplay}
+			ours := p.engine(cfg)
+			cfg.Port, cfg.EventsPort, cfg.ReplayPort = httpPort+1, eventsPort+1, replayPort+1
+			other := p.engine(cfg)
 			if c.before {
 				ours.complete(several(1, 10)...)
 				other.complete(several(2, 30)...)
@@ -151,9 +154,7 @@ func TestNeighboursEventsAreNotBelieved(t *testing.T) {
 			for _, stop := range stops {
 				stop()
 			}
-			other.keepPorts()
 			other.stop()
-			ours.keepPorts()
 			ours.cfg.EventsPort, ours.cfg.ReplayPort = other.cfg.EventsPort, other.cfg.ReplayPort
 			ours.stop()
 			ours.start()
@@ -211,11 +212,9 @@ func TestStaleAddressIsNotBelieved(t *testing.T) {
 	e.watchedBy(stage.AgentOptions{Pod: "pod", Events: at, Replay: e.Events(0).ReplayEndpoint()})
 	e.complete(several(1, 5)...)
 	e.truth(soon, several(1, 5)...)
-	e.keepPorts()
 	e.stop()
-	squatter := fakevllm.Config{EventsPort: e.cfg.EventsPort, ReplayPort: e.cfg.ReplayPort}
-	e.cfg.EventsPort, e.cfg.ReplayPort = 0, 0
-	other := p.engine(squatter)
+	e.cfg.EventsPort, e.cfg.ReplayPort = eventsPort+1, replayPort+1
+	other := p.engine(fakevllm.Config{Host: e.cfg.Host, Port: httpPort + 1})
 	e.start()
 	e.complete(several(2, 5)...)
 	other.complete(several(3, 5)...)

@@ -41,12 +41,17 @@ func (e *engine) publish(events ...any) {
 	})
 }
 
-// expect is what the scheduler must promise of a prompt right away.
+// expect is what the scheduler must promise of a prompt. It may be in doubt for a
+// moment, where a heartbeat is late.
 func (e *engine) expect(what string, q prompt, want int) {
 	e.t.Helper()
-	if got, picture := e.promised(q); got != want {
-		e.t.Fatalf("%s: promised %d, want %d; %v", what, got, want, picture)
-	}
+	e.until(fmt.Sprintf("%s: %d tokens are promised", what, want), func() bool {
+		got, picture := e.promised(q)
+		if got > want && picture.GetTrust() == pb.Trust_TRUST_EXACT {
+			e.t.Fatalf("%s: promised %d, want %d; %v", what, got, want, picture)
+		}
+		return got == want
+	})
 }
 
 func TestPeers01EveryBlockHangsBelowTheOneBefore(t *testing.T) {
@@ -136,7 +141,7 @@ func TestPeers05LostBatchesAreReplayed(t *testing.T) {
 			events.drop(8)
 			lost := several(2, 12) // with evictions
 			e.complete(lost...)
-			p.until("messages were lost", func() bool { return events.dropped() == 8 })
+			p.until("messages were lost", func() bool { return events.lost.Load() == 8 })
 			e.truth(patience, append(known, lost...)...)
 			if n := p.counted(e.agent.Admin(), "kvscout_agent_tail_events_total", `"replayed"`); n < 8 {
 				t.Errorf("%v batches replayed", n)
@@ -161,9 +166,9 @@ func TestPeers05WithoutReplayTheRestIsNotExact(t *testing.T) {
 		got, _ := e.promised(lost[11])
 		return got == e.held(lost[11])
 	})
-	if n := p.counted(e.agent.Admin(), "kvscout_agent_tail_events_total", `"lost"`); n != 3 {
-		t.Errorf("%v batches counted as lost, 3 were", n)
-	}
+	p.until("3 batches are counted as lost", func() bool {
+		return p.counted(e.agent.Admin(), "kvscout_agent_tail_events_total", `"lost"`) == 3
+	})
 }
 
 func TestPeers06UnknownParentIsWaitedFor(t *testing.T) {
@@ -190,7 +195,7 @@ func TestPeers07LiveEventsFlowAfterASilentReplay(t *testing.T) {
 	replay.drop(math.MaxInt) // requests arrive, answers do not
 	events.drop(1)
 	e.complete(several(2, 1)...)
-	p.until("a message was lost", func() bool { return events.dropped() == 1 })
+	p.until("a message was lost", func() bool { return events.lost.Load() == 1 })
 	live := several(3, 5)
 	e.complete(live...)
 	start := time.Now()
@@ -557,13 +562,15 @@ func (e *engine) empties(path string, then func()) {
 	e.complete(list...)
 	e.truth(soon, list...)
 	e.untilMember(e.id(), "be idle", func(m *pb.MemberState) bool { return m.Running != nil && m.GetRunning() == 0 })
-	time.Sleep(150 * time.Millisecond) // looks at the metrics that saw it idle
-	start := time.Now()
+	polls := func() float64 { return e.counted(e.agent.Admin(), "kvscout_agent_probes_total", "") }
+	seen := polls()
+	e.until("the metrics are read that say so", func() bool { return polls() >= seen+3 })
+	watch := newStopwatch()
 	e.act(path, nil)
 	then()
 	e.untilMember(e.id(), "hold nothing", func(m *pb.MemberState) bool { return m != nil && m.GetHeldGpu() == 0 })
-	if took := time.Since(start); took > 2*time.Second {
-		e.t.Errorf("empty after %v", took)
+	if watch.over(2 * time.Second) {
+		e.t.Errorf("empty after %v", watch.ours())
 	}
 	e.truth(soon, list...)
 	e.complete(list[1])

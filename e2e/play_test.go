@@ -2,12 +2,12 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -20,7 +20,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvscout/kvscout/e2e/await"
 	"github.com/kvscout/kvscout/e2e/fakevllm"
+	"github.com/kvscout/kvscout/e2e/loopback"
 	"github.com/kvscout/kvscout/e2e/stage"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
@@ -28,13 +30,15 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
-	// patience bounds every wait; a test that needs it all has failed.
-	patience = 20 * time.Second
+	patience = await.Patience
 	// soon is the promise: the time after a fault in which a picture must be true
 	// again. A stopwatch judges it.
 	soon  = time.Second
 	size  = 16 // tokens in a block
 	model = "fake"
+
+	// Where an engine serves, on a host of its own.
+	httpPort, eventsPort, replayPort = 28000, 25557, 25657
 )
 
 // play is a stage for one test, and what callers do on it.
@@ -63,11 +67,7 @@ func open(t *testing.T, opt stage.Options) *play {
 // until waits for a condition that has no member.
 func (p *play) until(what string, holds func() bool) {
 	p.t.Helper()
-	for end := time.Now().Add(patience); !holds(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			p.t.Fatalf("waited in vain until %s", what)
-		}
-	}
+	await.True(p.t, what, holds)
 }
 
 // ready waits until the scheduler knows all members: only then is a model that
@@ -201,9 +201,13 @@ type engine struct {
 	stop  func()
 }
 
-// engine starts one.
+// engine starts one at addresses that stay its own.
 func (p *play) engine(cfg fakevllm.Config) *engine {
 	p.t.Helper()
+	if cfg.Host == "" {
+		cfg.Host = loopback.Host(p.t)
+	}
+	cfg.Port, cfg.EventsPort, cfg.ReplayPort = cmp.Or(cfg.Port, httpPort), cmp.Or(cfg.EventsPort, eventsPort), cmp.Or(cfg.ReplayPort, replayPort)
 	if cfg.Speedup == 0 {
 		cfg.Speedup = 10_000
 	}
@@ -216,11 +220,7 @@ func (p *play) engine(cfg fakevllm.Config) *engine {
 func (e *engine) start() {
 	e.t.Helper()
 	var err error
-	e.until("the ports are free", func() bool {
-		e.Engine, err = fakevllm.New(e.cfg)
-		return err == nil || e.cfg.Port == 0
-	})
-	if err != nil {
+	if e.Engine, err = fakevllm.New(e.cfg); err != nil {
 		e.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -244,30 +244,8 @@ func (e *engine) start() {
 // restart ends the engine and starts another one at the same addresses.
 func (e *engine) restart() {
 	e.t.Helper()
-	e.keepPorts()
 	e.stop()
 	e.start()
-}
-
-func (e *engine) keepPorts() {
-	port := func(address string) int {
-		_, text, err := net.SplitHostPort(address)
-		if err != nil {
-			e.t.Fatal(err)
-		}
-		n, err := strconv.Atoi(text)
-		if err != nil {
-			e.t.Fatal(err)
-		}
-		return n
-	}
-	e.cfg.Port = port(e.Addr())
-	if p := e.Events(0); p != nil {
-		e.cfg.EventsPort = port(strings.TrimPrefix(p.Endpoint(), "tcp://"))
-		if p.ReplayEndpoint() != "" {
-			e.cfg.ReplayPort = port(strings.TrimPrefix(p.ReplayEndpoint(), "tcp://"))
-		}
-	}
 }
 
 // watched puts an agent beside the engine and waits until its pictures stand.

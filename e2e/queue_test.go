@@ -111,7 +111,11 @@ func TestAFullFleetAnswersInSlackOrder(t *testing.T) {
 	for n := waiting; n > 0; n-- {
 		s := []*speaker{a, b}[n%2]
 		s.loaded(idle())
-		p.until("the next is answered", func() bool { return p.counted(p.Admin, "kvscout_scheduler_queue_waiting", "") < float64(n) })
+		p.until("the next is answered", func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return len(order) > waiting-n
+		})
 		s.loaded(busy(1))
 		p.untilMember(s.id, "be busy", func(m *pb.MemberState) bool { return m.GetRunning() == 1 })
 	}

@@ -137,19 +137,6 @@ func TestCaseERestartBelowTheOldSequence(t *testing.T) {
 	e.truth(soon, append(list, few...)...)
 }
 
-// behind puts relays between the engine and its agent.
-func (e *engine) behind(t *testing.T, pod string) (events, replay *relay) {
-	t.Helper()
-	events = newRelay(t, e.Events(0).Endpoint())
-	opt := stage.AgentOptions{Pod: pod, Events: events.endpoint(), Replay: "none"}
-	if at := e.Events(0).ReplayEndpoint(); at != "" {
-		replay = newRelay(t, at)
-		opt.Replay = replay.endpoint()
-	}
-	e.watchedBy(opt)
-	return events, replay
-}
-
 func TestCaseFRestartPassesTheOldSequence(t *testing.T) {
 	for name, cfg := range map[string]fakevllm.Config{
 		"replay":     {},
@@ -165,16 +152,16 @@ func TestCaseFRestartPassesTheOldSequence(t *testing.T) {
 			e.complete(old...)
 			follows := func(got, want int, _ *pb.Picture) bool { return got == want }
 			e.wait(soon, "follow", old, follows)
-			events.part()
+			events.Refuse(true)
 			if replay != nil {
-				replay.part()
+				replay.Refuse(true)
 			}
 			e.restart()
 			young := several(2, 30) // more batches than the old life had
 			e.complete(young...)
-			events.heal()
+			events.Refuse(false)
 			if replay != nil {
-				replay.heal()
+				replay.Refuse(false)
 			}
 			took := e.wait(soon, "be free of phantoms", append(old, young...), func(got, want int, p *pb.Picture) bool {
 				return got <= want && stage.Settled(&pb.MemberState{Picture: p})
@@ -199,11 +186,11 @@ func TestBrokenNetworkIsNoRestart(t *testing.T) {
 	e.complete(list...)
 	e.truth(soon, list...)
 	life := p.member(e.id()).GetPicture().GetEpoch()
-	events.part()
+	events.Refuse(true)
 	e.untilMember(e.id(), "be in doubt", func(m *pb.MemberState) bool { return !stage.Exact(m) })
 	more := several(2, 10)
 	e.complete(more...)
-	events.heal()
+	events.Refuse(false)
 	t.Log("true after", e.truth(soon, append(list, more...)...))
 	if now := p.member(e.id()).GetPicture().GetEpoch(); now != life {
 		t.Errorf("the life is another one: %d, was %d", now, life)
@@ -239,7 +226,6 @@ func TestDeadEngineIsNotChosen(t *testing.T) {
 		}
 		return true
 	})
-	dead.keepPorts()
 	dead.start()
 	p.until("both are chosen again", func() bool {
 		first := make(map[string]bool)

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nats-io/nats-server/v2/server"
 
+	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/e2e/stage"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
@@ -18,9 +18,9 @@ import (
 // twins are two schedulers of one pool, with the engines beside the first.
 func twins(t *testing.T, engines int) (both [2]*play, list []*engine) {
 	t.Helper()
-	s := broker(t, &server.Options{})
+	s := broker.New(t, nil)
 	for i := range both {
-		both[i] = open(t, stage.Options{NATS: s.ClientURL()})
+		both[i] = open(t, stage.Options{NATS: s.URL()})
 	}
 	for i := range engines {
 		list = append(list, both[0].engine(small).watched(fmt.Sprint("pod", i)))
@@ -88,7 +88,7 @@ func TestEitherOfTwoSchedulersMayDie(t *testing.T) {
 				q := list[i%len(list)].request()
 				answered := false
 				for n := 0; n < 2 && !answered; n++ {
-					try, stop := context.WithTimeout(context.Background(), 2*time.Second)
+					try, stop := context.WithTimeout(context.Background(), patience)
 					answer, err := (*clients[(i+n)%2].Load()).Pick(try, &pb.PickRequest{Request: q})
 					stop()
 					if answered = err == nil && len(answer.GetRanking().GetCandidates()) > 0; !answered {

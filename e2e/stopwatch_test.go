@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// crowded is how many times longer something may take on a machine that has
-// more to do than processors, whatever the cause.
-const crowded = 3
+// leeway is what anything may take longer than promised on a machine that is slow,
+// or has instruments in its programs, without being crowded.
+const leeway = 4 * time.Second
 
 // stopwatch tells time that was ours from time that went by while somebody
 // waited for a processor.
@@ -24,15 +24,19 @@ func newStopwatch() stopwatch {
 	return stopwatch{start: time.Now(), stalled: stalled, known: known}
 }
 
-// over says whether a promised time has passed: on an idle machine that time,
-// on a crowded one up to three times as much.
-func (s stopwatch) over(promised time.Duration) bool {
-	wall := time.Since(s.start)
-	if wall > crowded*promised {
-		return true
-	}
+// ours is the time that was ours; nothing where the system does not say.
+func (s stopwatch) ours() time.Duration {
 	now, known := pressure()
-	return s.known && known && wall-(now-s.stalled) > promised
+	if !s.known || !known {
+		return 0
+	}
+	return time.Since(s.start) - (now - s.stalled)
+}
+
+// over says whether a promised time has passed, with leeway. On a crowded machine
+// it may take as long as any wait.
+func (s stopwatch) over(promised time.Duration) bool {
+	return s.ours() > promised+leeway || time.Since(s.start) > max(patience, promised)
 }
 
 // pressure is the time so far in which some task of the machine waited for a

@@ -5,58 +5,28 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nats-io/nats-server/v2/server"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/e2e/fakevllm"
+	"github.com/kvscout/kvscout/e2e/loopback"
 	"github.com/kvscout/kvscout/e2e/stage"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
 
-// freePort is one that nobody listens on now.
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
-}
-
-// natsServer runs one as others do, and returns what stops it.
-func natsServer(t *testing.T, port int) (stop func()) {
-	t.Helper()
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	if !s.ReadyForConnections(patience) {
-		t.Fatal("the NATS server did not start")
-	}
-	stop = sync.OnceFunc(func() {
-		s.Shutdown()
-		s.WaitForShutdown()
-	})
-	t.Cleanup(stop)
-	return stop
-}
-
 func TestExternalNATSComesLateAndGoesAway(t *testing.T) {
 	t.Parallel()
-	port := freePort(t)
-	p := open(t, stage.Options{NATS: fmt.Sprintf("nats://127.0.0.1:%d", port)})
+	nats := broker.Absent(t, nil)
+	p := open(t, stage.Options{NATS: nats.URL()})
 	e := p.engine(fakevllm.Config{})
 	var err error
 	if e.agent, err = p.Agent(stage.AgentOptions{Engine: e.URL(), Pod: "pod"}); err != nil {
@@ -64,16 +34,16 @@ func TestExternalNATSComesLateAndGoesAway(t *testing.T) {
 	}
 	list := several(1, 5)
 	e.complete(list...)
-	stop := natsServer(t, port)
+	nats.Start()
 	start := time.Now()
 	e.untilMember(e.id(), "be exact", stage.Exact)
 	e.truth(soon, list...)
 	t.Log("true after", time.Since(start))
 
-	stop()
+	nats.Stop()
 	list = append(list, several(2, 5)...)
 	e.complete(list...)
-	natsServer(t, port)
+	nats.Start()
 	start = time.Now()
 	e.truth(patience, list...)
 	t.Log("true again after", time.Since(start))
@@ -273,7 +243,7 @@ func TestWithoutTokensLoadDecidesAndSaysSo(t *testing.T) {
 	t.Parallel()
 	p := open(t, stage.Options{})
 	conn := p.bus()
-	nobody := net.JoinHostPort("127.0.0.1", strconv.Itoa(freePort(t)))
+	nobody := net.JoinHostPort(loopback.Host(t), "8000")
 	var list []*speaker
 	for i := range 2 {
 		s := p.speaker(conn, fmt.Sprint("m", i))

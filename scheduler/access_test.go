@@ -20,18 +20,10 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/kvscout/kvscout/e2e/authority"
+	"github.com/kvscout/kvscout/e2e/await"
 	"github.com/kvscout/kvscout/e2e/journal"
 	"github.com/kvscout/kvscout/protocol"
 )
-
-func until(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !condition(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
 
 func write(t testing.TB, name, text string) {
 	t.Helper()
@@ -227,7 +219,7 @@ func TestUsersFileIsReadAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, file, "agent "+string(seed))
-	until(t, "said that the file is bad", func() bool { return strings.Contains(log.String(), "line 1: the second word") })
+	await.True(t, "said that the file is bad", func() bool { return strings.Contains(log.String(), "line 1: the second word") })
 	if strings.Contains(log.String(), strings.TrimSpace(string(seed))) {
 		t.Error("the seed is in the log")
 	}
@@ -236,7 +228,7 @@ func TestUsersFileIsReadAgain(t *testing.T) {
 	}
 
 	write(t, file, "agent "+second+" prod\n")
-	until(t, "revoked", conn.IsClosed)
+	await.True(t, "revoked", conn.IsClosed)
 	mustJoin(t, s.Addrs().NATS, secondSeed)
 	if _, err := join(t, s.Addrs().NATS, firstSeed); err == nil {
 		t.Error("a revoked key connects")
@@ -348,7 +340,7 @@ func check(t *testing.T, address string, config *tls.Config) error {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), await.Patience)
 	defer cancel()
 	_, err = healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{})
 	return err
@@ -405,7 +397,7 @@ func TestCertificatesAreReadAgain(t *testing.T) {
 				return nil, err
 			}
 			defer conn.Close()
-			conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+			conn.SetReadDeadline(time.Now().Add(await.Patience))
 			if _, err := conn.Read(make([]byte, 1)); err != nil { // the server took ours
 				return nil, err
 			}
@@ -559,7 +551,7 @@ func TestSecretsAreNotPrinted(t *testing.T) {
 	}
 	cfg.Log.Info("configuration", "config", cfg, "pointer", &cfg)
 	s, stop := start(t, cfg)
-	until(t, "not connected", func() bool { return strings.Contains(log.String(), "cannot connect") })
+	await.True(t, "not connected", func() bool { return strings.Contains(log.String(), "cannot connect") })
 	_ = s
 	if err := stop(); err != nil {
 		t.Fatal(err)

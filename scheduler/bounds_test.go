@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/kvscout/kvscout/e2e/await"
 	"github.com/kvscout/kvscout/e2e/journal"
 )
 
@@ -128,9 +129,9 @@ func TestSlowReadersOfTheEmbeddedNATSAreCut(t *testing.T) {
 		}
 		sent += message
 	}
-	until(t, "the server says so", func() bool { return strings.Contains(log.String(), "Slow Consumer") })
-	until(t, "the reader has everything", func() bool { return got.Load() == sent })
-	if err := slow.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	await.True(t, "the server says so", func() bool { return strings.Contains(log.String(), "Slow Consumer") })
+	await.True(t, "the reader has everything", func() bool { return got.Load() == sent })
+	if err := slow.SetReadDeadline(time.Now().Add(await.Patience)); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := io.Copy(io.Discard, slow); n >= sent {

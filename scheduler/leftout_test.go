@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"testing"
 
+	"github.com/kvscout/kvscout/e2e/await"
 	"github.com/kvscout/kvscout/e2e/journal"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
@@ -24,10 +25,10 @@ func TestLeftOutMembersAreSaid(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "the member is said to be left out", func() bool {
+	await.True(t, "the member is said to be left out", func() bool {
 		return len(log.Lines("level=WARN", "member is left out", "member="+member, "pod=pod", "do=")) == 1
 	})
-	eventually(t, "it is said to be back", func() bool {
+	await.True(t, "it is said to be back", func() bool {
 		return len(log.Lines("level=INFO", "member is not left out any more", "member="+member)) == 1
 	})
 	if n := len(log.Lines("member is left out")); n != 1 {

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvscout/kvscout/e2e/await"
 	"github.com/kvscout/kvscout/e2e/journal"
 )
 
@@ -16,7 +17,7 @@ func TestNATSAddressIsLoggedAsItIs(t *testing.T) {
 		if !strings.HasPrefix(at, host+":") || strings.HasSuffix(at, ":0") {
 			t.Errorf("%s is said to be %s", host, at)
 		}
-		eventually(t, "the log says nats="+at, func() bool { return strings.Contains(log.String(), "nats="+at) })
+		await.True(t, "the log says nats="+at, func() bool { return strings.Contains(log.String(), "nats="+at) })
 		if err := stop(); err != nil {
 			t.Error(err)
 		}

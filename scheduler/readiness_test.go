@@ -1,8 +1,6 @@
 package scheduler
 
 import (
-	"fmt"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -12,36 +10,11 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvscout/kvscout/e2e/authority"
+	"github.com/kvscout/kvscout/e2e/await"
+	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/protocol"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
-
-// natsServer serves at the port, or at any free one, whom the users name; nil:
-// everybody.
-func natsServer(t testing.TB, port int, users ...*server.NkeyUser) *server.Server {
-	t.Helper()
-	ns, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true, Nkeys: users})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns.Start()
-	t.Cleanup(func() { ns.Shutdown(); ns.WaitForShutdown() })
-	if !ns.ReadyForConnections(10 * time.Second) {
-		t.Fatal("NATS does not start")
-	}
-	return ns
-}
-
-// freePort is one that nobody listens on.
-func freePort(t testing.TB) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
-}
 
 func serving(t testing.TB, s *Scheduler) bool {
 	t.Helper()
@@ -70,16 +43,16 @@ func TestNotReadyWithoutNATS(t *testing.T) {
 	_, stranger := authority.User(t)
 	known, _ := authority.User(t)
 	deaf, deafSeed := authority.User(t)
-	strict := natsServer(t, -1, &server.NkeyUser{Nkey: known},
-		&server.NkeyUser{Nkey: deaf, Permissions: &server.Permissions{Subscribe: &server.SubjectPermission{Allow: []string{"elsewhere"}}}})
+	strict := broker.New(t, &server.Options{Nkeys: []*server.NkeyUser{{Nkey: known},
+		{Nkey: deaf, Permissions: &server.Permissions{Subscribe: &server.SubjectPermission{Allow: []string{"elsewhere"}}}}}})
 	for name, c := range map[string]struct {
 		cfg Config
 		why string
 	}{
-		"nobody there":           {Config{NATSURL: fmt.Sprintf("nats://127.0.0.1:%d", freePort(t))}, "cannot connect to NATS"},
-		"wrong key":              {Config{NATSURL: "nats://" + strict.Addr().String(), NATSSeed: stranger}, "uthorization"},
-		"no key":                 {Config{NATSURL: "nats://" + strict.Addr().String()}, "cannot connect to NATS"},
-		"a key for other things": {Config{NATSURL: "nats://" + strict.Addr().String(), NATSSeed: deafSeed}, "NATS refuses"},
+		"nobody there":           {Config{NATSURL: broker.Absent(t, nil).URL()}, "cannot connect to NATS"},
+		"wrong key":              {Config{NATSURL: strict.URL(), NATSSeed: stranger}, "uthorization"},
+		"no key":                 {Config{NATSURL: strict.URL()}, "cannot connect to NATS"},
+		"a key for other things": {Config{NATSURL: strict.URL(), NATSSeed: deafSeed}, "NATS refuses"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -90,9 +63,10 @@ func TestNotReadyWithoutNATS(t *testing.T) {
 					t.Fatalf("ready after %v", 3*time.Second-time.Until(end))
 				}
 			}
-			if code, text := get(t, s, "/readyz"); code != 503 || !strings.Contains(text, c.why) {
-				t.Errorf("/readyz says %d %q, want 503 and %q", code, text, c.why)
-			}
+			await.True(t, "/readyz says 503 and "+c.why, func() bool {
+				code, text := get(t, s, "/readyz")
+				return code == 503 && strings.Contains(text, c.why)
+			})
 			if serving(t, s) {
 				t.Error("the health service says SERVING")
 			}
@@ -109,18 +83,18 @@ func TestNotReadyWithoutNATS(t *testing.T) {
 
 // TestReadyWaitCountsFromTheConnection, for a member of which no picture comes.
 func TestReadyWaitCountsFromTheConnection(t *testing.T) {
-	port := freePort(t)
+	ns := broker.Absent(t, nil)
 	const wait = 2500 * time.Millisecond
-	s, stop := start(t, Config{NATSURL: fmt.Sprintf("nats://127.0.0.1:%d", port), ReadyWait: wait})
+	s, stop := start(t, Config{NATSURL: ns.URL(), ReadyWait: wait})
 	time.Sleep(wait) // without a connection it counts for nothing
 	if s.ready() {
 		t.Fatal("ready without NATS")
 	}
 	connected := time.Now()
-	ns := natsServer(t, port)
+	ns.Start()
 	mute(t, ns)
-	eventually(t, "the member is known", func() bool { return s.fleet.Stats().Members == 1 })
-	eventually(t, "ready", s.ready)
+	await.True(t, "the member is known", func() bool { return s.fleet.Stats().Members == 1 })
+	await.True(t, "ready", s.ready)
 	if took := time.Since(connected); took < wait {
 		t.Errorf("ready %v after the connection, with a member that has no picture; want %v at least", took, wait)
 	}
@@ -132,19 +106,17 @@ func TestReadyWaitCountsFromTheConnection(t *testing.T) {
 // TestReadyStaysWhenNATSIsLost: every replica loses the same server at the same
 // time, and the last known state is better than no answer at all.
 func TestReadyStaysWhenNATSIsLost(t *testing.T) {
-	port := freePort(t)
-	ns := natsServer(t, port)
-	s, stop := start(t, Config{NATSURL: fmt.Sprintf("nats://127.0.0.1:%d", port)})
-	agent(t, "nats://"+ns.Addr().String(), 3)
+	ns := broker.New(t, nil)
+	s, stop := start(t, Config{NATSURL: ns.URL()})
+	agent(t, ns.URL(), 3)
 	client := pb.NewSchedulerClient(dial(t, s))
 	exact(t, client)
-	eventually(t, "ready", func() bool { return serving(t, s) })
+	await.True(t, "ready", func() bool { return serving(t, s) })
 	if v := gauge(t, s, "kvscout_scheduler_connected"); v != "1" {
 		t.Errorf("kvscout_scheduler_connected is %s", v)
 	}
-	ns.Shutdown()
-	ns.WaitForShutdown()
-	eventually(t, "the loss is measured", func() bool { return gauge(t, s, "kvscout_scheduler_connected") == "0" })
+	ns.Stop()
+	await.True(t, "the loss is measured", func() bool { return gauge(t, s, "kvscout_scheduler_connected") == "0" })
 	code, text := get(t, s, "/readyz")
 	if code != 200 || !strings.Contains(text, "NATS") || !strings.Contains(text, "last known") {
 		t.Errorf("/readyz says %d %q", code, text)
@@ -157,8 +129,8 @@ func TestReadyStaysWhenNATSIsLost(t *testing.T) {
 	if err != nil || r.GetRanking().GetCandidates()[0].GetPicture().GetTrust() != pb.Trust_TRUST_SYNCING {
 		t.Errorf("without NATS: %v, %v", r, err)
 	}
-	natsServer(t, port)
-	eventually(t, "the connection is back", func() bool { return gauge(t, s, "kvscout_scheduler_connected") == "1" })
+	ns.Start()
+	await.True(t, "the connection is back", func() bool { return gauge(t, s, "kvscout_scheduler_connected") == "1" })
 	if code, text := get(t, s, "/readyz"); code != 200 || strings.TrimSpace(text) != "ready" {
 		t.Errorf("/readyz says %d %q", code, text)
 	}
@@ -168,9 +140,9 @@ func TestReadyStaysWhenNATSIsLost(t *testing.T) {
 }
 
 // mute announces a member that never answers.
-func mute(t testing.TB, ns *server.Server) {
+func mute(t testing.TB, ns *broker.Broker) {
 	t.Helper()
-	conn := mustJoin(t, ns.Addr().String(), "")
+	conn := mustJoin(t, ns.Address(), "")
 	subjects, err := protocol.NewSubjects("default")
 	if err != nil {
 		t.Fatal(err)

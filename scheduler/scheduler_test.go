@@ -27,6 +27,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvscout/kvscout/e2e/await"
+	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/protocol"
 	"github.com/kvscout/kvscout/protocol/blockkey"
 	"github.com/kvscout/kvscout/protocol/pb"
@@ -157,20 +159,11 @@ func agent(t testing.TB, url string, blocks int) {
 	})
 }
 
-func eventually(t testing.TB, what string, holds func() bool) {
-	t.Helper()
-	for end := time.Now().Add(15 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain: %s", what)
-		}
-	}
-}
-
 // exact waits until the member's picture is there, and asks for a ranking.
 func exact(t testing.TB, client pb.SchedulerClient) *pb.Ranking {
 	t.Helper()
 	var resp *pb.ScoreResponse
-	eventually(t, "an exact answer", func() bool {
+	await.True(t, "an exact answer", func() bool {
 		var err error
 		resp, err = client.Score(context.Background(), &pb.ScoreRequest{Request: &pb.Request{
 			Model: "m", Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: tokens}},
@@ -211,7 +204,7 @@ func TestCompleteSystem(t *testing.T) {
 	}
 
 	health := healthpb.NewHealthClient(conn)
-	eventually(t, "health", func() bool {
+	await.True(t, "health", func() bool {
 		h, err := health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "kvscout.scheduler.v1.Scheduler"})
 		return err == nil && h.GetStatus() == healthpb.HealthCheckResponse_SERVING
 	})
@@ -288,13 +281,8 @@ func TestCompleteSystem(t *testing.T) {
 
 func TestExternalNATS(t *testing.T) {
 	// The server comes after the scheduler, which must not mind.
-	probe, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := probe.Addr().(*net.TCPAddr).Port
-	probe.Close()
-	url := fmt.Sprintf("nats://user:pass@127.0.0.1:%d", port)
+	ns := broker.Absent(t, &server.Options{Username: "user", Password: "pass"})
+	url := "nats://user:pass@" + ns.Address()
 	log := &syncBuffer{}
 	s, stop := start(t, Config{NATSURL: url, Log: slog.New(slog.NewTextHandler(log, nil))})
 	if a := s.Addrs(); a.NATS != "" {
@@ -308,15 +296,7 @@ func TestExternalNATS(t *testing.T) {
 		t.Errorf("health without a bus: %v, %v", err, h)
 	}
 
-	ns, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true, Username: "user", Password: "pass"})
-	if err != nil {
-		t.Fatal(err)
-	}
 	ns.Start()
-	defer func() { ns.Shutdown(); ns.WaitForShutdown() }()
-	if !ns.ReadyForConnections(5 * time.Second) {
-		t.Fatal("no NATS server")
-	}
 	agent(t, url, 2)
 	if got := exact(t, pb.NewSchedulerClient(dial(t, s))).GetCandidates()[0].GetCached().GetGpu(); got != 32 {
 		t.Errorf("%d tokens cached", got)
@@ -384,7 +364,7 @@ func TestStopIsGracefulAndBounded(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Error(err)
 	}
-	if took := time.Since(begin); took < 250*time.Millisecond || took > 5*time.Second {
+	if took := time.Since(begin); took < 250*time.Millisecond || took > await.Patience {
 		t.Errorf("stopped after %s", took)
 	}
 	if _, err := watch.Recv(); status.Code(err) != codes.Unavailable {
@@ -488,7 +468,7 @@ func TestSchedulersKnowOfEachOther(t *testing.T) {
 	first, second := pb.NewSchedulerClient(dial(t, a)), pb.NewSchedulerClient(dial(t, b))
 	exact(t, first)
 	exact(t, second)
-	eventually(t, "the two hear each other", func() bool {
+	await.True(t, "the two hear each other", func() bool {
 		return a.replica.Load().Stats().Peers == 1 && b.replica.Load().Stats().Peers == 1
 	})
 	d, err := first.Pick(t.Context(), &pb.PickRequest{Request: &pb.Request{Model: "m"}})
@@ -501,11 +481,11 @@ func TestSchedulersKnowOfEachOther(t *testing.T) {
 			return err == nil && len(f.GetMembers()) == 1 && f.GetMembers()[0].GetReservedRequests() == want
 		}
 	}
-	eventually(t, "the other sees the charge", charged(second, 1))
+	await.True(t, "the other sees the charge", charged(second, 1))
 	if _, err := second.Report(t.Context(), &pb.ReportRequest{Decision: d.GetDecision(), Outcome: pb.Outcome_OUTCOME_CANCELLED}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the end is known", charged(first, 0))
+	await.True(t, "the end is known", charged(first, 0))
 	if err := errors.Join(stopB(), stopA()); err != nil {
 		t.Error(err)
 	}
@@ -519,7 +499,7 @@ func TestReadinessSaysWhatNATSRefuses(t *testing.T) {
 	nobody := l.Addr().String()
 	l.Close()
 	s, stop := start(t, Config{NATSURL: "nats://u:secret@" + nobody, ReadyWait: time.Hour})
-	eventually(t, "readiness names the refusal", func() bool {
+	await.True(t, "readiness names the refusal", func() bool {
 		code, text := get(t, s, "/readyz")
 		if strings.Contains(text, "secret") {
 			t.Fatal(text)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvscout/kvscout/e2e/await"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
 
@@ -22,7 +23,7 @@ func TestReloadIsAllOrNothing(t *testing.T) {
 		}
 		return r.GetRanking().GetPolicy()
 	}
-	eventually(t, "the member is there", func() bool {
+	await.True(t, "the member is there", func() bool {
 		_, err := client.Score(t.Context(), &pb.ScoreRequest{Request: &pb.Request{Model: "m"}})
 		return err == nil
 	})

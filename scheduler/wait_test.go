@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvscout/kvscout/e2e/await"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
 
@@ -23,7 +24,7 @@ func waiting(t *testing.T, age time.Duration, cfg Config) (*Scheduler, pb.Schedu
 	stop := run(t, s)
 	agent(t, "nats://"+s.Addrs().NATS, 3)
 	client := pb.NewSchedulerClient(dial(t, s))
-	eventually(t, "the member is there", func() bool {
+	await.True(t, "the member is there", func() bool {
 		_, err := client.Score(t.Context(), &pb.ScoreRequest{Request: &pb.Request{Model: "m"}})
 		return err == nil
 	})
@@ -40,7 +41,7 @@ func waited(t *testing.T, s *Scheduler, client pb.SchedulerClient, least time.Du
 		answer, err = client.Pick(t.Context(), &pb.PickRequest{Request: &pb.Request{Model: "m"}})
 		done <- err
 	}()
-	eventually(t, "the request waits", func() bool { return s.rpc.Stats().Queue.Waiting == 1 && time.Since(start) > least })
+	await.True(t, "the request waits", func() bool { return s.rpc.Stats().Queue.Waiting == 1 && time.Since(start) > least })
 	next := *s.live.Load()
 	next.QueueBudget = time.Hour
 	if err := s.Reload(next); err != nil {
@@ -83,7 +84,7 @@ func TestAWaitOutlivesItsConnection(t *testing.T) {
 // Whoever waits for room is told at once that the scheduler stops, and does not
 // hold it up.
 func TestStopEndsTheWait(t *testing.T) {
-	s, client, stop := waiting(t, time.Minute, Config{QueueLength: 10, QueueBudget: time.Nanosecond, StopWait: 30 * time.Second})
+	s, client, stop := waiting(t, time.Minute, Config{QueueLength: 10, QueueBudget: time.Nanosecond, StopWait: 10 * await.Patience})
 	errs := make(chan error, 5)
 	for range cap(errs) {
 		go func() {
@@ -91,7 +92,7 @@ func TestStopEndsTheWait(t *testing.T) {
 			errs <- err
 		}()
 	}
-	eventually(t, "they wait", func() bool { return s.rpc.Stats().Queue.Waiting == cap(errs) })
+	await.True(t, "they wait", func() bool { return s.rpc.Stats().Queue.Waiting == cap(errs) })
 	start := time.Now()
 	if err := stop(); err != nil {
 		t.Error(err)
@@ -101,7 +102,7 @@ func TestStopEndsTheWait(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if took := time.Since(start); took > 20*time.Second {
+	if took := time.Since(start); took > await.Patience {
 		t.Errorf("the stop took %v", took)
 	}
 }

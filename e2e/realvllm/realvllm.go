@@ -45,7 +45,8 @@ type Config struct {
 // Engine is one engine process. Its ports stay the same over restarts.
 type Engine struct {
 	cfg    Config
-	port   int // of HTTP; events and replay follow
+	port   int          // of HTTP; events and replay follow
+	claim  net.Listener // keeps the ports for this process
 	client http.Client
 
 	mu    sync.Mutex // guards cmd
@@ -64,28 +65,34 @@ func New(cfg Config) (*Engine, error) {
 	if _, err := os.Stat(filepath.Join(cfg.Home, "ready")); err != nil {
 		return nil, fmt.Errorf("no vLLM in %q, run install.sh first: %w", cfg.Home, err)
 	}
-	port, err := freePorts()
+	port, claim, err := freePorts()
 	if err != nil {
 		return nil, err
 	}
-	return &Engine{cfg: cfg, port: port}, nil
+	return &Engine{cfg: cfg, port: port, claim: claim}, nil
 }
 
-// freePorts finds three ports in a row: HTTP, events, replay. It begins
-// anywhere, because an engine binds its ports long after they were found.
-func freePorts() (int, error) {
+// freePorts finds three ports in a row: HTTP, events, replay. An engine binds
+// them much later, and on all addresses, so they are below those that systems
+// give away, and a fourth one is held that keeps others of us away.
+func freePorts() (port int, claim net.Listener, err error) {
 search:
-	for port := 20000 + 10*rand.IntN(2000); port < 60000; port += 10 {
+	for range 1000 {
+		port = 20000 + 10*rand.IntN(400)
+		if claim, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port+3)); err != nil {
+			continue
+		}
 		for offset := range 3 {
 			listener, err := net.Listen("tcp", fmt.Sprintf(":%d", port+offset))
 			if err != nil {
+				claim.Close()
 				continue search
 			}
 			listener.Close()
 		}
-		return port, nil
+		return port, claim, nil
 	}
-	return 0, errors.New("no three free ports in a row")
+	return 0, nil, errors.New("no three free ports in a row")
 }
 
 // URL of the engine's HTTP side.

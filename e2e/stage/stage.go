@@ -1,6 +1,6 @@
 // Package stage sets up a whole kvscout in this process: a scheduler with its
-// own NATS server and agents beside given engines, on free ports, with real
-// sockets between them. Tests and tools play on it.
+// own NATS server and agents beside given engines, with real sockets between
+// them, on addresses of its own. Tests and tools play on it.
 package stage
 
 import (
@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"sync"
 	"time"
 
@@ -18,14 +19,17 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvscout/kvscout/agent"
+	"github.com/kvscout/kvscout/e2e/loopback"
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/scheduler"
 )
 
 const (
 	local = "127.0.0.1:0"
-	// beat and probe are short, so that what is waited for is soon known.
-	beat  = 50 * time.Millisecond
+	// Where the scheduler and its NATS server are, on a host of the stage's own:
+	// they come back there.
+	grpcPort, natsPort = "25051", "24222"
+	// probe is short, so that what is waited for is soon known.
 	probe = 50 * time.Millisecond
 	// look is the time between two looks at the fleet while waiting.
 	look = 2 * time.Millisecond
@@ -43,10 +47,12 @@ type Options struct {
 
 // Stage is a running scheduler with what was started beside it.
 type Stage struct {
-	opt    Options
-	ctx    context.Context
-	cancel context.CancelFunc
-	group  sync.WaitGroup
+	opt     Options
+	ctx     context.Context
+	cancel  context.CancelFunc
+	group   sync.WaitGroup
+	host    string
+	release func() // the host
 
 	// NATS is the URL of the server.
 	NATS string
@@ -77,17 +83,21 @@ func (p part) Stop() {
 // New starts a scheduler and waits until it serves.
 func New(ctx context.Context, opt Options) (*Stage, error) {
 	s := &Stage{opt: opt, NATS: opt.NATS}
+	var err error
+	if s.host, s.release, err = loopback.Claim(); err != nil {
+		return nil, err
+	}
 	s.ctx, s.cancel = context.WithCancel(ctx)
-	if err := s.startScheduler(local); err != nil {
+	if err := s.startScheduler(); err != nil {
 		s.cancel()
 		return nil, errors.Join(err, s.wait())
 	}
 	return s, nil
 }
 
-func (s *Stage) startScheduler(natsAddress string) error {
+func (s *Stage) startScheduler() error {
 	cfg := scheduler.Config{
-		GRPCAddress: local, AdminAddress: local, NATSURL: s.opt.NATS, NATSAddress: natsAddress,
+		GRPCAddress: net.JoinHostPort(s.host, grpcPort), AdminAddress: local, NATSURL: s.opt.NATS, NATSAddress: net.JoinHostPort(s.host, natsPort),
 		StopWait: time.Second, Log: s.opt.Log,
 	}
 	if s.opt.Change != nil {
@@ -118,14 +128,11 @@ func (s *Stage) startScheduler(natsAddress string) error {
 }
 
 // RestartScheduler stops the scheduler with its NATS server and starts another
-// one whose NATS server has the same address. Client is a new one afterwards.
+// one at the same addresses. Client is a new one afterwards.
 func (s *Stage) RestartScheduler() error {
 	_ = s.conn.Close()
 	s.scheduler.Stop()
-	if s.opt.NATS != "" {
-		return s.startScheduler(local)
-	}
-	return s.startScheduler(s.NATS[len("nats://"):])
+	return s.startScheduler()
 }
 
 // AgentOptions say beside which engine an agent stands.
@@ -156,7 +163,7 @@ func (s *Stage) Agent(opt AgentOptions) (*Agent, error) {
 	a, err := agent.New(agent.Config{
 		NATSURL: s.NATS, Engine: opt.Engine, Pool: opt.Pool, Pod: opt.Pod,
 		Events: opt.Events, Replay: opt.Replay, StateDir: opt.State, Audit: opt.Audit,
-		AdminAddress: local, Heartbeat: beat, Probe: probe, Log: s.opt.Log,
+		AdminAddress: local, Probe: probe, Log: s.opt.Log,
 	})
 	if err != nil {
 		return nil, err
@@ -205,6 +212,7 @@ func (s *Stage) Close() error {
 
 func (s *Stage) wait() error {
 	s.group.Wait()
+	s.release()
 	return s.err()
 }
 

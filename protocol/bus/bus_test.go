@@ -13,18 +13,19 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvscout/kvscout/e2e/authority"
+	"github.com/kvscout/kvscout/e2e/await"
+	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/protocol/bus"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// serving is the options of a server that lets these keys in.
-func serving(keys ...string) *server.Options {
-	o := &server.Options{Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true}
+// users are those who have these keys.
+func users(keys ...string) (list []*server.NkeyUser) {
 	for _, k := range keys {
-		o.Nkeys = append(o.Nkeys, &server.NkeyUser{Nkey: k})
+		list = append(list, &server.NkeyUser{Nkey: k})
 	}
-	return o
+	return list
 }
 
 // member connects and tells of every connection, and why there is none.
@@ -47,7 +48,7 @@ func member(t *testing.T, url string, login bus.Login) (connected chan struct{},
 
 func receive[T any](t *testing.T, from chan T, what string, fits func(T) bool) {
 	t.Helper()
-	for end := time.After(10 * time.Second); ; {
+	for end := time.After(await.Patience); ; {
 		select {
 		case v := <-from:
 			if fits(v) {
@@ -64,16 +65,8 @@ func anything[T any](T) bool { return true }
 func TestSeedIsReadAgainForEveryConnection(t *testing.T) {
 	old, file := authority.User(t)
 	renewed, other := authority.User(t)
-	s, err := server.NewServer(serving(old, renewed))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	if !s.ReadyForConnections(10 * time.Second) {
-		t.Fatal("NATS does not start")
-	}
-	connected, refused := member(t, "nats://"+s.Addr().String(), bus.Login{Seed: file})
+	s := broker.New(t, &server.Options{Nkeys: users(old, renewed)})
+	connected, refused := member(t, s.URL(), bus.Login{Seed: file})
 	receive(t, connected, "connected with the first seed", anything)
 	// who is connected, as the server sees it.
 	who := func() (keys []string) {
@@ -95,7 +88,9 @@ func TestSeedIsReadAgainForEveryConnection(t *testing.T) {
 	if err := os.WriteFile(file, []byte("half a seed"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.ReloadOptions(serving(renewed)); err != nil {
+	options := s.Options
+	options.Nkeys = users(renewed)
+	if err := s.ReloadOptions(&options); err != nil {
 		t.Fatal(err)
 	}
 	receive(t, refused, "the torn file is named", func(err error) bool { return strings.HasPrefix(err.Error(), "-nats-seed: ") })

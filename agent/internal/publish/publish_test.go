@@ -3,7 +3,6 @@ package publish
 import (
 	"context"
 	"math/rand/v2"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +15,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvscout/kvscout/agent/internal/mirror"
+	"github.com/kvscout/kvscout/e2e/await"
+	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/protocol"
 	"github.com/kvscout/kvscout/protocol/blockkey"
 	"github.com/kvscout/kvscout/protocol/pb"
@@ -24,19 +25,6 @@ import (
 const member = "ns_uid_0"
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-func startServer(t testing.TB, port int, maxPayload int32) *server.Server {
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true, MaxPayload: maxPayload})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	if !s.ReadyForConnections(10 * time.Second) {
-		t.Fatal("NATS does not start")
-	}
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	return s
-}
 
 func connect(t testing.TB, url string, options ...nats.Option) *nats.Conn {
 	closed := make(chan struct{})
@@ -50,15 +38,6 @@ func connect(t testing.TB, url string, options ...nats.Option) *nats.Conn {
 	}
 	t.Cleanup(func() { conn.Close(); <-closed })
 	return conn
-}
-
-func until(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within 10 s: %s", what)
-		}
-	}
 }
 
 // rank is a Picture around a real mirror, as an agent has one.
@@ -174,7 +153,7 @@ func (r *reader) message() *nats.Msg {
 	select {
 	case m := <-r.messages:
 		return m
-	case <-time.After(10 * time.Second):
+	case <-time.After(await.Patience):
 		r.t.Fatal("nothing is published")
 		return nil
 	}
@@ -328,7 +307,7 @@ func askFor(t testing.TB, conn *nats.Conn) (chunks []*pb.SnapshotChunk, sizes []
 		t.Fatal(err)
 	}
 	for {
-		m, err := sub.NextMsg(10 * time.Second)
+		m, err := sub.NextMsg(await.Patience)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -344,10 +323,10 @@ func askFor(t testing.TB, conn *nats.Conn) (chunks []*pb.SnapshotChunk, sizes []
 }
 
 func TestPublishesWhatChanges(t *testing.T) {
-	s := startServer(t, -1, 0)
-	r := newReader(t, connect(t, s.ClientURL()))
+	s := broker.New(t, nil)
+	r := newReader(t, connect(t, s.URL()))
 	p := newRank()
-	pub, stop := start(t, connect(t, s.ClientURL()), p, time.Hour)
+	pub, stop := start(t, connect(t, s.URL()), p, time.Hour)
 	if h := r.heartbeat(); h.GetHeader().GetEpoch() != 100 || h.GetHeader().GetSequence() != 0 {
 		t.Fatalf("first: %v", h)
 	}
@@ -369,10 +348,10 @@ func TestPublishesWhatChanges(t *testing.T) {
 }
 
 func TestAtMostOneDeltaATick(t *testing.T) {
-	s := startServer(t, -1, 0)
-	r := newReader(t, connect(t, s.ClientURL()))
+	s := broker.New(t, nil)
+	r := newReader(t, connect(t, s.URL()))
 	p := newRank()
-	pub, err := New(Config{Conn: connect(t, s.ClientURL()), Pool: "test", Member: member, Picture: p, Tick: 50 * time.Millisecond, HeartbeatEvery: time.Hour})
+	pub, err := New(Config{Conn: connect(t, s.URL()), Pool: "test", Member: member, Picture: p, Tick: 50 * time.Millisecond, HeartbeatEvery: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -397,13 +376,13 @@ func TestAtMostOneDeltaATick(t *testing.T) {
 }
 
 func TestLargeChangeIsSplitIntoSequences(t *testing.T) {
-	s := startServer(t, -1, 0)
-	r := newReader(t, connect(t, s.ClientURL()))
+	s := broker.New(t, nil)
+	r := newReader(t, connect(t, s.URL()))
 	p := newRank()
 	rng := rand.New(rand.NewPCG(1, 1))
 	const n = 100_000
 	first := p.store(rng, n) // one run of 800 KB
-	pub, _ := start(t, connect(t, s.ClientURL()), p, time.Hour)
+	pub, _ := start(t, connect(t, s.URL()), p, time.Hour)
 	r.upTo(n)
 	if r.sequence != 4 || r.parts != 3 {
 		t.Errorf("%d deltas, %d without lanes", r.sequence, r.parts)
@@ -423,12 +402,12 @@ func (r *reader) heartbeatAfter(p *Publisher) *pb.Heartbeat {
 }
 
 func TestServerWithSmallMessages(t *testing.T) {
-	s := startServer(t, -1, 4096)
-	conn := connect(t, s.ClientURL())
+	s := broker.New(t, &server.Options{MaxPayload: 4096})
+	conn := connect(t, s.URL())
 	r := newReader(t, conn)
 	p := newRank()
 	p.store(rand.New(rand.NewPCG(1, 1)), 3000)
-	start(t, connect(t, s.ClientURL()), p, time.Hour)
+	start(t, connect(t, s.URL()), p, time.Hour)
 	r.upTo(3000)
 	chunks, sizes := askFor(t, conn)
 	for i, size := range sizes {
@@ -442,11 +421,11 @@ func TestServerWithSmallMessages(t *testing.T) {
 }
 
 func TestSnapshotIsThePictureAtItsSequence(t *testing.T) {
-	s := startServer(t, -1, 0)
-	conn := connect(t, s.ClientURL())
+	s := broker.New(t, nil)
+	conn := connect(t, s.URL())
 	p := newRank()
 	r := newReader(t, conn)
-	pub, _ := start(t, connect(t, s.ClientURL()), p, time.Hour)
+	pub, _ := start(t, connect(t, s.URL()), p, time.Hour)
 	r.heartbeat()
 	rng := rand.New(rand.NewPCG(1, 1))
 	stopWriting := make(chan struct{})
@@ -540,12 +519,12 @@ func newReaderOf(t testing.TB, chunks []*pb.SnapshotChunk) *reader {
 }
 
 func TestNewEpochIsAnnouncedBeforeItsFirstDelta(t *testing.T) {
-	s := startServer(t, -1, 0)
-	r := newReader(t, connect(t, s.ClientURL()))
+	s := broker.New(t, nil)
+	r := newReader(t, connect(t, s.URL()))
 	p := newRank()
 	rng := rand.New(rand.NewPCG(1, 1))
 	p.store(rng, 10)
-	pub, _ := start(t, connect(t, s.ClientURL()), p, time.Hour)
+	pub, _ := start(t, connect(t, s.URL()), p, time.Hour)
 	r.upTo(10)
 	if h := r.beats[0]; h.GetTrust() != pb.Trust_TRUST_SYNCING || h.GetHeader().GetSequence() != 0 {
 		t.Errorf("announced as %v", h)
@@ -572,10 +551,10 @@ func TestNewEpochIsAnnouncedBeforeItsFirstDelta(t *testing.T) {
 }
 
 func TestStateIsToldAtOnce(t *testing.T) {
-	s := startServer(t, -1, 0)
-	r := newReader(t, connect(t, s.ClientURL()))
+	s := broker.New(t, nil)
+	r := newReader(t, connect(t, s.URL()))
 	p := newRank()
-	pub, _ := start(t, connect(t, s.ClientURL()), p, time.Hour)
+	pub, _ := start(t, connect(t, s.URL()), p, time.Hour)
 	r.heartbeat()
 	p.set(func() { p.trust = pb.Trust_TRUST_APPROXIMATE })
 	r.drain(pub, func(h *pb.Heartbeat) bool { return h.Trust == pb.Trust_TRUST_APPROXIMATE && h.Reason == "told" })
@@ -605,10 +584,10 @@ func (r *reader) drain(p *Publisher, ok func(*pb.Heartbeat) bool) {
 }
 
 func TestBatchesThatChangeNothingAreTold(t *testing.T) {
-	s := startServer(t, -1, 0)
-	r := newReader(t, connect(t, s.ClientURL()))
+	s := broker.New(t, nil)
+	r := newReader(t, connect(t, s.URL()))
 	p := newRank()
-	pub, _ := start(t, connect(t, s.ClientURL()), p, time.Hour)
+	pub, _ := start(t, connect(t, s.URL()), p, time.Hour)
 	r.heartbeat()
 	p.set(func() { p.batches = 9 })
 	pub.Wake()
@@ -623,12 +602,12 @@ func TestBatchesThatChangeNothingAreTold(t *testing.T) {
 }
 
 func TestSnapshotNeverMixesTwoEpochs(t *testing.T) {
-	s := startServer(t, -1, 0)
-	conn := connect(t, s.ClientURL())
+	s := broker.New(t, nil)
+	conn := connect(t, s.URL())
 	r := newReader(t, conn)
 	p := newRank()
 	rng := rand.New(rand.NewPCG(1, 1))
-	pub, _ := start(t, connect(t, s.ClientURL()), p, time.Hour)
+	pub, _ := start(t, connect(t, s.URL()), p, time.Hour)
 	for range 3 {
 		p.store(rng, 4)
 		pub.Wake()
@@ -644,9 +623,9 @@ func TestSnapshotNeverMixesTwoEpochs(t *testing.T) {
 }
 
 func TestHeartbeatsComeRegularly(t *testing.T) {
-	s := startServer(t, -1, 0)
-	r := newReader(t, connect(t, s.ClientURL()))
-	start(t, connect(t, s.ClientURL()), newRank(), 20*time.Millisecond)
+	s := broker.New(t, nil)
+	r := newReader(t, connect(t, s.URL()))
+	start(t, connect(t, s.URL()), newRank(), 20*time.Millisecond)
 	for range 5 {
 		if h := r.heartbeat(); h.GetIntervalMs() != 20 {
 			t.Errorf("%v", h)
@@ -655,29 +634,27 @@ func TestHeartbeatsComeRegularly(t *testing.T) {
 }
 
 func TestNothingIsKeptWhileTheServerIsAway(t *testing.T) {
-	s := startServer(t, -1, 0)
-	port := s.Addr().(*net.TCPAddr).Port
-	conn := connect(t, s.ClientURL())
+	s := broker.New(t, nil)
+	conn := connect(t, s.URL())
 	p := newRank()
 	pub, _ := start(t, conn, p, time.Hour)
 	rng := rand.New(rand.NewPCG(1, 1))
 	p.store(rng, 3)
 	pub.Wake()
-	until(t, "first delta", func() bool { return pub.Stats().Deltas == 1 })
-	s.Shutdown()
-	s.WaitForShutdown()
-	until(t, "disconnected", func() bool { return !conn.IsConnected() })
+	await.True(t, "first delta", func() bool { return pub.Stats().Deltas == 1 })
+	s.Stop()
+	await.True(t, "disconnected", func() bool { return !conn.IsConnected() })
 	for i := range 5 {
 		p.store(rng, 3)
 		pub.Wake()
-		until(t, "dropped", func() bool { return pub.Stats().Dropped == uint64(i)+1 })
+		await.True(t, "dropped", func() bool { return pub.Stats().Dropped == uint64(i)+1 })
 	}
-	s = startServer(t, port, 0)
-	listener := connect(t, s.ClientURL())
+	s.Start()
+	listener := connect(t, s.URL())
 	r := newReader(t, listener)
 	// It may have come back before the reader did.
-	until(t, "connected", conn.IsConnected)
-	until(t, "heartbeat after the return", func() bool {
+	await.True(t, "connected", conn.IsConnected)
+	await.True(t, "heartbeat after the return", func() bool {
 		return len(r.messages) > 0 || pub.Stats().Heartbeats >= 3
 	})
 	pub.beatNow()
@@ -696,20 +673,15 @@ func TestNothingIsKeptWhileTheServerIsAway(t *testing.T) {
 }
 
 func TestServerMayBeAwayAtTheStart(t *testing.T) {
-	probe, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := probe.Addr().(*net.TCPAddr).Port
-	probe.Close()
-	conn := connect(t, "nats://"+probe.Addr().String(), nats.RetryOnFailedConnect(true))
+	s := broker.Absent(t, nil)
+	conn := connect(t, s.URL(), nats.RetryOnFailedConnect(true))
 	p := newRank()
 	p.store(rand.New(rand.NewPCG(1, 1)), 3)
 	pub, _ := start(t, conn, p, time.Hour)
-	until(t, "dropped", func() bool { return pub.Stats().Dropped == 1 })
-	s := startServer(t, port, 0)
-	until(t, "heartbeat", func() bool { return pub.Stats().Heartbeats > 0 })
-	chunks, _ := askFor(t, connect(t, s.ClientURL()))
+	await.True(t, "dropped", func() bool { return pub.Stats().Dropped == 1 })
+	s.Start()
+	await.True(t, "heartbeat", func() bool { return pub.Stats().Heartbeats > 0 })
+	chunks, _ := askFor(t, connect(t, s.URL()))
 	if got := newReaderOf(t, chunks); got.sequence != 1 || len(got.sets[0]) != 3 {
 		t.Errorf("snapshot at %d with %d", got.sequence, len(got.sets[0]))
 	}
@@ -752,12 +724,12 @@ func TestRequestsAreBounded(t *testing.T) {
 // TestSnapshotGoesToASchedulersInboxOnly is a request that would have the agent
 // speak where it has the right to speak of something else.
 func TestSnapshotGoesToASchedulersInboxOnly(t *testing.T) {
-	s := startServer(t, -1, 0)
-	conn := connect(t, s.ClientURL())
+	s := broker.New(t, nil)
+	conn := connect(t, s.URL())
 	p := newRank()
 	p.store(rand.New(rand.NewPCG(1, 1)), 3)
-	pub, _ := start(t, connect(t, s.ClientURL()), p, time.Hour)
-	until(t, "first delta", func() bool { return pub.Stats().Deltas == 1 })
+	pub, _ := start(t, connect(t, s.URL()), p, time.Hour)
+	await.True(t, "first delta", func() bool { return pub.Stats().Deltas == 1 })
 	elsewhere, err := conn.SubscribeSync("kvscout.v1.test.load.>")
 	if err != nil {
 		t.Fatal(err)
@@ -769,7 +741,7 @@ func TestSnapshotGoesToASchedulersInboxOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	until(t, "refused or answered", func() bool { st := pub.Stats(); return st.Refused+st.Snapshots > 0 })
+	await.True(t, "refused or answered", func() bool { st := pub.Stats(); return st.Refused+st.Snapshots > 0 })
 	if n, _, err := elsewhere.Pending(); n > 0 || err != nil || pub.Stats().Refused != 1 {
 		t.Errorf("%d messages, %v, %+v", n, err, pub.Stats())
 	}
@@ -779,9 +751,9 @@ func TestSnapshotGoesToASchedulersInboxOnly(t *testing.T) {
 }
 
 func TestNewRefuses(t *testing.T) {
-	s := startServer(t, -1, 0)
-	ok := Config{Conn: connect(t, s.ClientURL()), Pool: "p", Member: member, Picture: newRank()}
-	buffering := connect(t, s.ClientURL(), nats.ReconnectBufSize(1<<20))
+	s := broker.New(t, nil)
+	ok := Config{Conn: connect(t, s.URL()), Pool: "p", Member: member, Picture: newRank()}
+	buffering := connect(t, s.URL(), nats.ReconnectBufSize(1<<20))
 	for name, spoil := range map[string]func(*Config){
 		"no conn": func(c *Config) { c.Conn = nil }, "no picture": func(c *Config) { c.Picture = nil },
 		"pool": func(c *Config) { c.Pool = "a b" }, "member": func(c *Config) { c.Member = "a.b" },
@@ -844,7 +816,7 @@ func (c *changes) Drain(ops []mirror.Op) ([]mirror.Op, State) { return append(op
 // BenchmarkPublish measures from Drain to the connection: 16 prompts of 40
 // new blocks a tick and as many that go.
 func BenchmarkPublish(b *testing.B) {
-	s := startServer(b, -1, 0)
+	s := broker.New(b, nil)
 	c := &changes{st: State{Epoch: 1, Trust: pb.Trust_TRUST_EXACT}}
 	stored := 0
 	for i := range 32 {
@@ -859,7 +831,7 @@ func BenchmarkPublish(b *testing.B) {
 			stored += len(keys)
 		}
 	}
-	p, err := New(Config{Conn: connect(b, s.ClientURL()), Pool: "test", Member: member, Picture: c})
+	p, err := New(Config{Conn: connect(b, s.URL()), Pool: "test", Member: member, Picture: c})
 	if err != nil {
 		b.Fatal(err)
 	}

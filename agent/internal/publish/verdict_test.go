@@ -9,6 +9,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvscout/kvscout/e2e/await"
+	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/protocol"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
@@ -95,10 +97,10 @@ func TestSchedulersAreBounded(t *testing.T) {
 }
 
 func TestVerdictsReachThePublisher(t *testing.T) {
-	s := startServer(t, -1, 0)
-	conn := connect(t, s.ClientURL())
-	pub, _ := start(t, connect(t, s.ClientURL()), newRank(), 10*time.Millisecond)
-	until(t, "the opinion", func() bool {
+	s := broker.New(t, nil)
+	conn := connect(t, s.URL())
+	pub, _ := start(t, connect(t, s.URL()), newRank(), 10*time.Millisecond)
+	await.True(t, "the opinion", func() bool {
 		if err := conn.Publish("kvscout.v1.test.verdict.ns.uid.0", verdictOf(1, pb.Trust_TRUST_APPROXIMATE, "full")); err != nil {
 			t.Fatal(err)
 		}

@@ -14,6 +14,9 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/kvscout/kvscout/e2e/await"
+	"github.com/kvscout/kvscout/e2e/loopback"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -54,17 +57,10 @@ type testBatch struct {
 
 func newTestEngine(t *testing.T, replay bool) *testEngine {
 	t.Helper()
-	free := func() string {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		return l.Addr().String()
-	}
-	e := &testEngine{t: t, pubAddr: free(), topic: "kv", repliesWithTopic: true}
+	host := loopback.Host(t)
+	e := &testEngine{t: t, pubAddr: net.JoinHostPort(host, "5557"), topic: "kv", repliesWithTopic: true}
 	if replay {
-		e.repAddr = free()
+		e.repAddr = net.JoinHostPort(host, "5657")
 	}
 	t.Cleanup(e.kill)
 	return e
@@ -134,7 +130,7 @@ func (e *testEngine) dialOut() {
 			time.Sleep(20 * time.Millisecond)
 		}
 	}()
-	eventually(e.t, "subscription", func() bool { return e.subscribers() == want })
+	await.True(e.t, "subscription", func() bool { return e.subscribers() == want })
 }
 
 // dialOnce is one connection of dialOut; it is false once the engine is killed.
@@ -388,16 +384,4 @@ func testLog(t *testing.T) *slog.Logger {
 		level = slog.LevelDebug
 	}
 	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})).With("test", t.Name())
-}
-
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for !condition() {
-		if time.Now().After(deadline) {
-			t.Fatalf("never: %s", what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvscout/kvscout/agent/internal/zmtp"
+	"github.com/kvscout/kvscout/e2e/await"
 )
 
 // TestReadAheadIsBounded is a consumer that stands still while the engine
@@ -19,7 +20,7 @@ func TestReadAheadIsBounded(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	f := newFeed(ctx, conn, nil)
-	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+	await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
 	flooded := make(chan struct{})
 	go func() {
 		defer close(flooded)
@@ -32,7 +33,7 @@ func TestReadAheadIsBounded(t *testing.T) {
 		<-f.lost
 		<-flooded
 	}()
-	eventually(t, "the bound", func() bool {
+	await.True(t, "the bound", func() bool {
 		room := f.bytes.TryAcquire(size)
 		if room {
 			f.bytes.Release(size)
@@ -73,7 +74,7 @@ func TestSessionThatIsLeftLeavesItsFeedAlone(t *testing.T) {
 	for range 20 {
 		lives := tail.Stats().NewLives
 		tail.Restart("a test")
-		eventually(t, "a new life", func() bool { return tail.Stats().NewLives > lives })
+		await.True(t, "a new life", func() bool { return tail.Stats().NewLives > lives })
 	}
 	close(stop)
 	<-ended

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/kvscout/kvscout/e2e/await"
 )
 
 // listening starts a Tail that listens for e, whose replay socket is open.
@@ -42,7 +44,7 @@ func strangers(t *testing.T, e *testEngine, n int) *testEngine {
 	s.pubAddr, s.answers = e.pubAddr, true
 	for range n {
 		var c net.Conn
-		eventually(t, "a listener", func() (there bool) {
+		await.True(t, "a listener", func() (there bool) {
 			var err error
 			c, err = net.Dial("tcp", s.pubAddr)
 			return err == nil
@@ -78,7 +80,7 @@ func (e *testEngine) speaks(t *testing.T, p *picture, tail *Tail) (published []u
 	live := func() uint64 { st := tail.Stats(); return st.Batches - st.Replayed }
 	var last time.Time
 	before := live()
-	eventually(t, "a batch of the engine", func() bool {
+	await.True(t, "a batch of the engine", func() bool {
 		if len(published) > 0 && live() > before && slices.Contains(p.hashes(), published[len(published)-1]) {
 			return true
 		}
@@ -125,10 +127,10 @@ func TestStrangerInBindModeDoesNotShutOutTheEngine(t *testing.T) {
 				// It has shown what it is: nobody takes its place by coming.
 				connections := tail.Stats().Connections
 				s := strangers(t, e, 2)
-				eventually(t, "greetings", func() bool { return s.subscribers() == 2 })
+				await.True(t, "greetings", func() bool { return s.subscribers() == 2 })
 				strangers(t, e, 80)
 				e.publish(stored(2))
-				eventually(t, "the next batch", func() bool { return slices.Contains(p.hashes(), 2) })
+				await.True(t, "the next batch", func() bool { return slices.Contains(p.hashes(), 2) })
 				if n := tail.Stats().Connections; n != connections {
 					t.Errorf("%d connections, %d before strangers came", n, connections)
 				}
@@ -153,9 +155,9 @@ func TestStrangersCannotTalkTheirWayIn(t *testing.T) {
 			e.dialOut()
 			p.settles(t, Exact, 1)
 			s := strangers(t, e, 3)
-			eventually(t, "greetings", func() bool { return s.subscribers() == 3 })
+			await.True(t, "greetings", func() bool { return s.subscribers() == 3 })
 			s.say(message...)
-			eventually(t, "hanging up", func() bool { return s.subscribers() == 0 })
+			await.True(t, "hanging up", func() bool { return s.subscribers() == 0 })
 			e.publish(stored(2))
 			p.settles(t, Exact, 1, 2)
 			if n := tail.Stats().Connections; n != 1 || p.count() != 0 {
@@ -196,12 +198,12 @@ func TestPeersThatWaitAreBounded(t *testing.T) {
 	other.pubAddr, other.answers = e.pubAddr, true
 	other.dialOut()
 	other.publish(stored(77))
-	eventually(t, "a batch that waits", tail.peers.spoken)
+	await.True(t, "a batch that waits", tail.peers.spoken)
 	const more = 20
 	old := strangers(t, e, more)
-	eventually(t, "strangers", func() bool { return old.subscribers() == more })
+	await.True(t, "strangers", func() bool { return old.subscribers() == more })
 	young := strangers(t, e, maxPeers-2)
-	eventually(t, "the young in the place of the old", func() bool { return old.subscribers() == 0 && young.subscribers() == maxPeers-2 })
+	await.True(t, "the young in the place of the old", func() bool { return old.subscribers() == 0 && young.subscribers() == maxPeers-2 })
 	if st := tail.Stats(); st.HungUp != more || st.Connections != 1 || other.subscribers() != 1 || e.subscribers() != 1 {
 		t.Errorf("stats %+v; %d connections of the one that waits, %d of the one that is followed", st, other.subscribers(), e.subscribers())
 	}
@@ -231,11 +233,11 @@ func TestStrangerInThePlaceOfTheEngineRaisesDoubt(t *testing.T) {
 			e.publish(stored(1), stored(2))
 			p.settles(t, Exact, 1, 2)
 			s := strangers(t, e, 1)
-			eventually(t, "a greeting", func() bool { return s.subscribers() == 1 })
+			await.True(t, "a greeting", func() bool { return s.subscribers() == 1 })
 			// What is missed between the two connections no message will tell.
 			c.between(e)
 			e.cut()
-			eventually(t, "a second connection", func() bool { return tail.Stats().Connections > 1 })
+			await.True(t, "a second connection", func() bool { return tail.Stats().Connections > 1 })
 			p.settles(t, Exact, c.held...)
 			held := append(slices.Clone(c.held), e.speaks(t, p, tail)...)
 			p.settles(t, Exact, held...)
@@ -251,12 +253,12 @@ func TestStrangerInThePlaceOfTheEngineRaisesDoubt(t *testing.T) {
 func TestEngineThatLeavesAStrangerBehindIsForgotten(t *testing.T) {
 	e, p, tail := listening(t, true)
 	strangers(t, e, 1)
-	eventually(t, "the stranger", func() bool { return tail.Stats().Connections == 1 })
+	await.True(t, "the stranger", func() bool { return tail.Stats().Connections == 1 })
 	e.hide(stored(1))
 	e.dialOut()
 	p.settles(t, Exact, 1)
 	e.kill()
-	eventually(t, "the end of the life", func() bool { return len(p.hashes()) == 0 })
+	await.True(t, "the end of the life", func() bool { return len(p.hashes()) == 0 })
 }
 
 // TestSilentEngineGivesWay is a connection that stands still without breaking,
@@ -269,7 +271,7 @@ func TestSilentEngineGivesWay(t *testing.T) {
 	e.mu.Lock()
 	e.mute = true
 	e.mu.Unlock()
-	eventually(t, "doubt", func() bool { return p.worth() == Syncing })
+	await.True(t, "doubt", func() bool { return p.worth() == Syncing })
 	next := newTestEngine(t, false)
 	next.pubAddr, next.answers = e.pubAddr, true
 	next.dialOut()

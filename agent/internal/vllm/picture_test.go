@@ -5,6 +5,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/kvscout/kvscout/e2e/await"
 )
 
 // picture is a Sink that keeps the set of held hashes.
@@ -129,7 +131,7 @@ func (p *picture) count() int {
 // settles waits until the picture holds exactly the hashes, with this trust.
 func (p *picture) settles(t *testing.T, trust Trust, hashes ...uint64) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(await.Patience)
 	for {
 		got, worth := p.hashes(), p.worth()
 		if worth == trust && slices.Equal(got, hashes) {

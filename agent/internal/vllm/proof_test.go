@@ -3,6 +3,8 @@ package vllm
 import (
 	"testing"
 	"time"
+
+	"github.com/kvscout/kvscout/e2e/await"
 )
 
 // four is a tail that has applied stored(1) to stored(4), a batch each.
@@ -10,7 +12,7 @@ func four(t *testing.T, e *testEngine) (*picture, *Tail) {
 	t.Helper()
 	e.start()
 	p, tail := follow(t, e)
-	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+	await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
 	for h := range uint64(4) {
 		e.publish(stored(h + 1))
 	}
@@ -92,7 +94,7 @@ func TestSilentEngineIsDoubted(t *testing.T) {
 	}
 	silence(true)
 	began := time.Now()
-	eventually(t, "doubt", func() bool { return p.worth() == Syncing })
+	await.True(t, "doubt", func() bool { return p.worth() == Syncing })
 	t.Log("doubted after", time.Since(began))
 	silence(false)
 	e.publish(stored(5)) // a sign of life

@@ -3,6 +3,8 @@ package vllm
 import (
 	"maps"
 	"testing"
+
+	"github.com/kvscout/kvscout/e2e/await"
 )
 
 // TestTailGoesOnInTheKnownLife is an agent that restarts beside an engine which
@@ -34,11 +36,11 @@ func TestTailGoesOnInTheKnownLife(t *testing.T) {
 			e := newTestEngine(t, !c.noReplay)
 			e.start()
 			first, _ := follow(t, e)
-			eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+			await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
 			for h := range uint64(3) {
 				e.publish(stored(h + 1))
 			}
-			eventually(t, "first life", func() bool { return len(first.hashes()) == 3 })
+			await.True(t, "first life", func() bool { return len(first.hashes()) == 3 })
 			first.mu.Lock()
 			mark, saved := first.mark, maps.Clone(first.held)
 			first.mu.Unlock()
@@ -70,7 +72,7 @@ func TestKnownLifeEndsWhereNobodyListens(t *testing.T) {
 		Endpoint: "tcp://" + e.pubAddr, Replay: "tcp://" + e.repAddr, Sink: p, Log: testLog(t),
 		Known: &Mark{Sequence: 7, Digest: 7, Whole: true},
 	})
-	eventually(t, "end of the known life", func() bool { return p.count() == 1 })
+	await.True(t, "end of the known life", func() bool { return p.count() == 1 })
 	e.start()
 	p.settles(t, Exact)
 }

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/kvscout/kvscout/e2e/await"
 )
 
 func stored(hashes ...uint64) any {
@@ -20,11 +22,11 @@ func TestTailFollowsFromTheFirstBatch(t *testing.T) {
 	for _, replay := range []bool{true, false} {
 		e := newTestEngine(t, replay)
 		p, tail := follow(t, e)
-		eventually(t, "state while the engine is away", func() bool { return p.said(Syncing) })
+		await.True(t, "state while the engine is away", func() bool { return p.said(Syncing) })
 		e.start()
 		// It came into being under our eyes: even without replay nothing can be missing.
 		p.settles(t, Exact)
-		eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+		await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
 		e.publish(stored(1), stored(2))
 		e.publish(removed(1), stored(3))
 		p.settles(t, Exact, 2, 3)
@@ -90,7 +92,7 @@ func TestGapIsReplayed(t *testing.T) {
 	e.start()
 	p, tail := follow(t, e)
 	p.settles(t, Exact) // the replay at the start is over
-	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+	await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
 	e.publish(stored(1), stored(2))
 	e.hide(removed(1))
 	e.hide(stored(3))
@@ -141,10 +143,10 @@ func TestUnfillableGapForgets(t *testing.T) {
 			e := newTestEngine(t, c.replay)
 			e.start()
 			p, tail := follow(t, e)
-			eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
-			eventually(t, "beginning", func() bool { return p.worth() != Syncing })
+			await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
+			await.True(t, "beginning", func() bool { return p.worth() != Syncing })
 			e.publish(stored(1), stored(2))
-			eventually(t, "first batch", func() bool { return len(p.hashes()) == 2 })
+			await.True(t, "first batch", func() bool { return len(p.hashes()) == 2 })
 			c.gap(e)
 			e.publish(stored(3))
 			p.settles(t, Approximate, 3)
@@ -167,7 +169,7 @@ func TestLiveEventsFlowAfterASilentReplay(t *testing.T) {
 	e.swallow = func(int, int, int) bool { return true }
 	p, _ := follow(t, e)
 	p.settles(t, Approximate)
-	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+	await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
 	e.publish(stored(1))
 	p.settles(t, Exact, 1)
 	e.hide(stored(2))
@@ -196,15 +198,15 @@ func TestRestartAtTheSameAddress(t *testing.T) {
 			e.keep = c.keep
 			e.start()
 			p, _ := follow(t, e)
-			eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+			await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
 			// A short ring must not move on before the first replay is over.
-			eventually(t, "beginning", func() bool { return p.worth() != Syncing })
+			await.True(t, "beginning", func() bool { return p.worth() != Syncing })
 			for h := range uint64(4) {
 				e.publish(stored(h + 1))
 			}
-			eventually(t, "first life", func() bool { return len(p.hashes()) == 4 })
+			await.True(t, "first life", func() bool { return len(p.hashes()) == 4 })
 			e.kill()
-			eventually(t, "the end of the first life", func() bool { return p.count() == 1 })
+			await.True(t, "the end of the first life", func() bool { return p.count() == 1 })
 			began := time.Now()
 			e.startWith(c.batches)
 			p.settles(t, c.trust, c.held...)
@@ -225,11 +227,11 @@ func TestRestartBehindTheConnection(t *testing.T) {
 		e := newTestEngine(t, replay)
 		e.start()
 		p, _ := follow(t, e)
-		eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+		await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
 		for h := range uint64(4) {
 			e.publish(stored(h + 1))
 		}
-		eventually(t, "first life", func() bool { return len(p.hashes()) == 4 })
+		await.True(t, "first life", func() bool { return len(p.hashes()) == 4 })
 		e.rewind()
 		for h := range uint64(8) {
 			e.hide(stored(h + 101))
@@ -252,7 +254,7 @@ func TestRestartWithoutAReplaySocket(t *testing.T) {
 	e := newTestEngine(t, true)
 	e.start()
 	p, _ := follow(t, e)
-	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+	await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
 	e.publish(stored(1))
 	p.settles(t, Exact, 1)
 	e.mu.Lock()
@@ -261,7 +263,7 @@ func TestRestartWithoutAReplaySocket(t *testing.T) {
 	e.rewind()
 	began := time.Now()
 	e.cut()
-	eventually(t, "the end of the first life", func() bool { return p.count() == 1 })
+	await.True(t, "the end of the first life", func() bool { return p.count() == 1 })
 	if took := time.Since(began); took >= compareWithin {
 		t.Errorf("doubted only after %v", took)
 	}
@@ -274,24 +276,24 @@ func TestRestartBehindAnIdleConnection(t *testing.T) {
 		e := newTestEngine(t, replay)
 		e.start()
 		p, _ := follow(t, e)
-		eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
-		eventually(t, "beginning", func() bool { return p.worth() != Syncing })
+		await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
+		await.True(t, "beginning", func() bool { return p.worth() != Syncing })
 		e.rewind()
 		e.hide(stored(101))
 		e.cut()
 		if replay {
 			p.settles(t, Exact, 101)
 		} else {
-			eventually(t, "the end of the first life", func() bool { return p.count() == 1 })
+			await.True(t, "the end of the first life", func() bool { return p.count() == 1 })
 			p.settles(t, Approximate)
 		}
 		if p.count() != 1 {
 			t.Errorf("lives %q", p.ended())
 		}
 		// It is a life like any other once it has spoken.
-		eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+		await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
 		e.publish(stored(102))
-		eventually(t, "batch of the second life", func() bool { return slices.Contains(p.hashes(), 102) })
+		await.True(t, "batch of the second life", func() bool { return slices.Contains(p.hashes(), 102) })
 	}
 }
 
@@ -299,7 +301,7 @@ func TestLostConnectionToTheSameEngine(t *testing.T) {
 	e := newTestEngine(t, true)
 	e.start()
 	p, _ := follow(t, e)
-	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+	await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
 	e.publish(stored(1))
 	p.settles(t, Exact, 1)
 	e.cut()
@@ -328,11 +330,11 @@ func TestFallingSequenceIsANewLife(t *testing.T) {
 	e := newTestEngine(t, true)
 	e.start()
 	p, _ := follow(t, e)
-	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+	await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
 	for h := range uint64(4) {
 		e.publish(stored(h + 1))
 	}
-	eventually(t, "first life", func() bool { return len(p.hashes()) == 4 })
+	await.True(t, "first life", func() bool { return len(p.hashes()) == 4 })
 	e.rewind()
 	e.hide(stored(101))
 	e.publish(stored(102))
@@ -346,7 +348,7 @@ func TestUnreadableBatchForgets(t *testing.T) {
 	e := newTestEngine(t, true)
 	e.start()
 	p, tail := follow(t, e)
-	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+	await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
 	e.publish(stored(1))
 	p.settles(t, Exact, 1)
 	e.publish(list{"BlockRemoved", list{"what?"}})
@@ -362,7 +364,7 @@ func TestMalformedMessagesAreCounted(t *testing.T) {
 	e := newTestEngine(t, true)
 	e.start()
 	p, tail := follow(t, e)
-	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+	await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
 	e.mu.Lock()
 	for _, c := range e.subs {
 		write(c, []byte("kv"))
@@ -381,11 +383,11 @@ func TestTailRestartsOnRequest(t *testing.T) {
 	e := newTestEngine(t, true)
 	e.start()
 	p, tail := follow(t, e)
-	eventually(t, "subscription", func() bool { return e.subscribers() == 1 })
+	await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
 	e.publish(stored(1))
 	p.settles(t, Exact, 1)
 	tail.Restart("another model")
-	eventually(t, "new life", func() bool { return p.count() == 1 })
+	await.True(t, "new life", func() bool { return p.count() == 1 })
 	p.settles(t, Exact, 1)
 }
 

@@ -2,14 +2,15 @@ package main
 
 import (
 	"bufio"
-	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvscout/kvscout/e2e/await"
+	"github.com/kvscout/kvscout/e2e/loopback"
 )
 
 // TestMain runs the command itself when the test starts it as a child.
@@ -46,20 +47,10 @@ func start(t *testing.T, args ...string) (*exec.Cmd, *bufio.Scanner) {
 	return cmd, lines
 }
 
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return fmt.Sprint(l.Addr().(*net.TCPAddr).Port)
-}
-
 func TestKilledEngineComesBackOnItsPorts(t *testing.T) {
-	ports := []string{"-port", freePort(t), "-events-port", freePort(t), "-replay-port", freePort(t), "-speedup", "1000"}
+	host := loopback.Host(t)
 	for range 3 {
-		cmd, lines := start(t, ports...)
+		cmd, lines := start(t, "-host", host, "-port", "28000", "-events-port", "25557", "-replay-port", "25657", "-speedup", "1000")
 		url := strings.TrimPrefix(lines.Text(), "http ")
 		resp, err := http.Post(url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"hello, this is more than a block","max_tokens":3}`))
 		if err != nil {
@@ -88,7 +79,7 @@ func TestInterruptEndsTheEngine(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(await.Patience):
 		t.Error("still running")
 	}
 }

@@ -5,18 +5,18 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvscout/kvscout/e2e/await"
+	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/protocol"
 	"github.com/kvscout/kvscout/protocol/blockkey"
 	"github.com/kvscout/kvscout/protocol/pb"
@@ -26,22 +26,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func startServer(t testing.TB, port int) *server.Server {
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	if !s.ReadyForConnections(10 * time.Second) {
-		t.Fatal("NATS does not start")
-	}
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	return s
-}
-
-func connect(t testing.TB, s *server.Server) *nats.Conn {
+func connect(t testing.TB, s *broker.Broker) *nats.Conn {
 	closed := make(chan struct{})
-	conn, err := nats.Connect(s.ClientURL(), nats.ReconnectBufSize(-1), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond),
+	conn, err := nats.Connect(s.URL(), nats.ReconnectBufSize(-1), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond),
 		nats.ReconnectJitter(0, 0), nats.ClosedHandler(func(*nats.Conn) { close(closed) }))
 	if err != nil {
 		t.Fatal(err)
@@ -50,26 +37,17 @@ func connect(t testing.TB, s *server.Server) *nats.Conn {
 	return conn
 }
 
-func until(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within 10 s: %s", what)
-		}
-	}
-}
-
 // stand is an Ingest on a real server.
 type stand struct {
 	t      testing.TB
-	server *server.Server
+	server *broker.Broker
 	index  *index.Index
 	fleet  *fleet.Fleet
 	in     *Ingest
 	stop   func()
 }
 
-func newStand(t testing.TB, s *server.Server, cfg fleet.Config) *stand {
+func newStand(t testing.TB, s *broker.Broker, cfg fleet.Config) *stand {
 	st := &stand{t: t, server: s, index: index.New(index.Config{}), fleet: fleet.New(cfg)}
 	var err error
 	st.in, err = New(Config{Conn: connect(t, s), Pool: "test", Index: st.index, Fleet: st.fleet, Workers: 2})
@@ -86,7 +64,7 @@ func newStand(t testing.TB, s *server.Server, cfg fleet.Config) *stand {
 		}
 	})
 	t.Cleanup(st.stop)
-	until(t, "subscribed", func() bool { return st.in.subscriptions.Load() != nil })
+	await.True(t, "subscribed", func() bool { return st.in.subscriptions.Load() != nil })
 	if err := st.in.cfg.Conn.Flush(); err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +83,7 @@ func (st *stand) trust(name string) fleet.Trust {
 // exact waits until the member is EXACT at the agent's sequence and compares.
 func (st *stand) exact(a *wireAgent) {
 	st.t.Helper()
-	until(st.t, "EXACT at the agent's sequence", func() bool {
+	await.True(st.t, "EXACT at the agent's sequence", func() bool {
 		m := st.member(a.name)
 		return m != nil && m.Picture.Trust == fleet.Exact && m.Picture.Epoch == a.epoch && m.Picture.Sequence == a.sequence
 	})
@@ -128,7 +106,7 @@ type wireAgent struct {
 	*simAgent
 }
 
-func newWireAgent(t testing.TB, s *server.Server, name string, epoch uint64) *wireAgent {
+func newWireAgent(t testing.TB, s *broker.Broker, name string, epoch uint64) *wireAgent {
 	sub, err := protocol.NewSubjects("test")
 	if err != nil {
 		t.Fatal(err)
@@ -183,7 +161,7 @@ func (a *wireAgent) lose() {
 }
 
 func TestFollowsFromTheBeginningWithoutASnapshot(t *testing.T) {
-	s := startServer(t, -1)
+	s := broker.New(t, nil)
 	st := newStand(t, s, fleet.Config{})
 	var agents []*wireAgent
 	for i := range 5 {
@@ -208,7 +186,7 @@ func TestFollowsFromTheBeginningWithoutASnapshot(t *testing.T) {
 }
 
 func TestLateSchedulerAsksAndKeepsUp(t *testing.T) {
-	s := startServer(t, -1)
+	s := broker.New(t, nil)
 	a := newWireAgent(t, s, "ns_uid_0", 10).listen()
 	for range 40 {
 		a.tell()
@@ -226,12 +204,12 @@ func TestLateSchedulerAsksAndKeepsUp(t *testing.T) {
 }
 
 func TestNobodyAnswersThenSomebodyDoes(t *testing.T) {
-	s := startServer(t, -1)
+	s := broker.New(t, nil)
 	st := newStand(t, s, fleet.Config{})
 	a := newWireAgent(t, s, "ns_uid_0", 10)
 	a.lose()
 	a.say()
-	until(t, "no responders", func() bool { return st.in.Stats().NoResponders > 0 })
+	await.True(t, "no responders", func() bool { return st.in.Stats().NoResponders > 0 })
 	if st.trust(a.name) != fleet.Syncing {
 		t.Error("not SYNCING")
 	}
@@ -240,7 +218,7 @@ func TestNobodyAnswersThenSomebodyDoes(t *testing.T) {
 }
 
 func TestGapForgetsAtOnceAndResyncs(t *testing.T) {
-	s := startServer(t, -1)
+	s := broker.New(t, nil)
 	st := newStand(t, s, fleet.Config{})
 	a := newWireAgent(t, s, "ns_uid_0", 10)
 	a.say()
@@ -250,7 +228,7 @@ func TestGapForgetsAtOnceAndResyncs(t *testing.T) {
 	st.exact(a)
 	a.lose()
 	a.tell()
-	until(t, "out of step", func() bool { return st.in.Stats().Gaps == 1 && st.trust(a.name) == fleet.Syncing })
+	await.True(t, "out of step", func() bool { return st.in.Stats().Gaps == 1 && st.trust(a.name) == fleet.Syncing })
 	if n := st.index.Stats().Memberships; n != 0 {
 		t.Errorf("%d memberships of a doubtful picture", n)
 	}
@@ -259,7 +237,7 @@ func TestGapForgetsAtOnceAndResyncs(t *testing.T) {
 }
 
 func TestRestartOfTheEngine(t *testing.T) {
-	s := startServer(t, -1)
+	s := broker.New(t, nil)
 	st := newStand(t, s, fleet.Config{})
 	a := newWireAgent(t, s, "ns_uid_0", 10)
 	a.say()
@@ -280,7 +258,7 @@ func TestRestartOfTheEngine(t *testing.T) {
 }
 
 func TestLeavingMemberIsForgotten(t *testing.T) {
-	s := startServer(t, -1)
+	s := broker.New(t, nil)
 	st := newStand(t, s, fleet.Config{})
 	a := newWireAgent(t, s, "ns_uid_0", 10)
 	a.say()
@@ -289,23 +267,23 @@ func TestLeavingMemberIsForgotten(t *testing.T) {
 	}
 	st.exact(a)
 	a.send(a.sub.Load(a.name), &pb.Heartbeat{Header: a.header(), Leaving: true})
-	until(t, "gone", func() bool { return st.member(a.name) == nil })
+	await.True(t, "gone", func() bool { return st.member(a.name) == nil })
 	if got := st.in.Stats(); got.Members != 0 || st.index.Stats().Memberships != 0 {
 		t.Errorf("%+v, %+v", got, st.index.Stats())
 	}
 	a.tell() // nobody's
 	a.say()
-	until(t, "back", func() bool { return st.member(a.name) != nil })
+	await.True(t, "back", func() bool { return st.member(a.name) != nil })
 }
 
 func TestSilentMemberIsForgottenWhileOthersSpeak(t *testing.T) {
-	s := startServer(t, -1)
-	st := newStand(t, s, fleet.Config{Silence: 300 * time.Millisecond, Grace: 400 * time.Millisecond})
+	s := broker.New(t, nil)
+	st := newStand(t, s, fleet.Config{Silence: 6 * time.Second, Grace: 7 * time.Second})
 	silent, alive := newWireAgent(t, s, "ns_silent_0", 10), newWireAgent(t, s, "ns_alive_0", 11)
 	silent.say()
 	silent.tell()
 	st.exact(silent)
-	until(t, "gone", func() bool {
+	await.True(t, "gone", func() bool {
 		alive.say()
 		return st.member(silent.name) == nil
 	})
@@ -316,8 +294,7 @@ func TestSilentMemberIsForgottenWhileOthersSpeak(t *testing.T) {
 }
 
 func TestLostServerIsNoReasonToForget(t *testing.T) {
-	s := startServer(t, -1)
-	port := s.Addr().(*net.TCPAddr).Port
+	s := broker.New(t, nil)
 	st := newStand(t, s, fleet.Config{})
 	a := newWireAgent(t, s, "ns_uid_0", 10)
 	a.say()
@@ -326,18 +303,17 @@ func TestLostServerIsNoReasonToForget(t *testing.T) {
 	}
 	st.exact(a)
 	before := st.index.Stats().Memberships
-	s.Shutdown()
-	s.WaitForShutdown()
-	until(t, "disconnected", func() bool { return !st.in.cfg.Conn.IsConnected() })
+	s.Stop()
+	await.True(t, "disconnected", func() bool { return !st.in.cfg.Conn.IsConnected() })
 	if st.trust(a.name) != fleet.Exact || st.index.Stats().Memberships != before {
 		t.Error("forgotten while nothing can be heard")
 	}
-	startServer(t, port)
-	until(t, "in doubt", func() bool { return st.trust(a.name) == fleet.Syncing })
+	s.Start()
+	await.True(t, "in doubt", func() bool { return st.trust(a.name) == fleet.Syncing })
 	if st.index.Stats().Memberships != before {
 		t.Error("forgotten when the connection came back")
 	}
-	until(t, "agent connected", a.conn.IsConnected)
+	await.True(t, "agent connected", a.conn.IsConnected)
 	a.say()
 	st.exact(a)
 	if got := st.in.Stats(); got.Resyncs+got.Snapshots != 0 {
@@ -346,7 +322,7 @@ func TestLostServerIsNoReasonToForget(t *testing.T) {
 }
 
 func TestBadMessagesAreCountedAndChangeNothing(t *testing.T) {
-	s := startServer(t, -1)
+	s := broker.New(t, nil)
 	st := newStand(t, s, fleet.Config{})
 	a := newWireAgent(t, s, "ns_uid_0", 10)
 	a.say()
@@ -376,7 +352,7 @@ func TestBadMessagesAreCountedAndChangeNothing(t *testing.T) {
 		}
 	}
 	a.tell()
-	until(t, "counted", func() bool {
+	await.True(t, "counted", func() bool {
 		got := st.in.Stats()
 		return got.WrongVersion == 1 && got.WrongMember == 2 && got.Malformed == 5
 	})
@@ -387,16 +363,16 @@ func TestBadMessagesAreCountedAndChangeNothing(t *testing.T) {
 	d := a.delta()
 	d.Changes = append(d.Changes, &pb.Change{})
 	a.send(a.sub.Blocks(a.name), d)
-	until(t, "contradiction", func() bool { return st.trust(a.name) == fleet.Syncing })
+	await.True(t, "contradiction", func() bool { return st.trust(a.name) == fleet.Syncing })
 }
 
 func TestFullFleetRefuses(t *testing.T) {
-	s := startServer(t, -1)
+	s := broker.New(t, nil)
 	st := newStand(t, s, fleet.Config{MaxMembers: 2})
 	for i := range 3 {
 		newWireAgent(t, s, fmt.Sprintf("ns_uid-%d_0", i), 10).say()
 	}
-	until(t, "refused", func() bool { return st.in.Stats().RefusedMembers == 1 })
+	await.True(t, "refused", func() bool { return st.in.Stats().RefusedMembers == 1 })
 	if got := st.in.Stats(); got.Members != 2 {
 		t.Errorf("%+v", got)
 	}
@@ -435,7 +411,7 @@ func TestStrangersAreNotRemembered(t *testing.T) {
 // TestMessagesInTheClientAreBounded is a process that gets no processor while
 // its agents go on: what does not fit is dropped and counted, and the gap heals.
 func TestMessagesInTheClientAreBounded(t *testing.T) {
-	s := startServer(t, -1)
+	s := broker.New(t, nil)
 	st := &stand{t: t, server: s, index: index.New(index.Config{}), fleet: fleet.New(fleet.Config{})}
 	var err error
 	if st.in, err = New(Config{Conn: connect(t, s), Pool: "test", Index: st.index, Fleet: st.fleet}); err != nil {
@@ -456,7 +432,7 @@ func TestMessagesInTheClientAreBounded(t *testing.T) {
 	for range pending - 1 + more {
 		a.tell()
 	}
-	until(t, "the rest dropped", func() bool { return st.in.Stats().Dropped == more })
+	await.True(t, "the rest dropped", func() bool { return st.in.Stats().Dropped == more })
 	if len(messages) != pending {
 		t.Errorf("%d messages wait, want %d", len(messages), pending)
 	}
@@ -470,7 +446,7 @@ func TestMessagesInTheClientAreBounded(t *testing.T) {
 	running.Go(func() { st.in.dispatch(ctx, messages) })
 	defer running.Wait()
 	defer cancel()
-	until(t, "the backlog is read", func() bool { return len(messages) == 0 })
+	await.True(t, "the backlog is read", func() bool { return len(messages) == 0 })
 	a.say()
 	st.exact(a)
 	if got := st.in.Stats(); got.Resyncs != 1 {
@@ -479,7 +455,7 @@ func TestMessagesInTheClientAreBounded(t *testing.T) {
 }
 
 func TestSnapshotsInFlightAreBounded(t *testing.T) {
-	s := startServer(t, -1)
+	s := broker.New(t, nil)
 	st := newStand(t, s, fleet.Config{})
 	const n = 40
 	var open atomic.Bool // from then on agents answer
@@ -510,7 +486,7 @@ func TestSnapshotsInFlightAreBounded(t *testing.T) {
 	for _, a := range agents {
 		a.say()
 	}
-	until(t, "all are known, and as many asked for as may be", func() bool { return st.in.Stats().Members == n && asked.Load() >= 8 })
+	await.True(t, "all are known, and as many asked for as may be", func() bool { return st.in.Stats().Members == n && asked.Load() >= 8 })
 	time.Sleep(50 * time.Millisecond) // several looks later there are no more
 	if got := st.in.Stats(); got.InFlight > 8 || asked.Load() > 8+int64(got.FailedSnapshots) {
 		t.Errorf("%d were asked for: %+v", asked.Load(), got)
@@ -525,7 +501,7 @@ func TestSnapshotsInFlightAreBounded(t *testing.T) {
 }
 
 func TestReady(t *testing.T) {
-	s := startServer(t, -1)
+	s := broker.New(t, nil)
 	a := newWireAgent(t, s, "ns_uid_0", 10)
 	a.lose()
 	st := newStand(t, s, fleet.Config{})
@@ -533,7 +509,7 @@ func TestReady(t *testing.T) {
 		t.Error("ready before anybody could speak")
 	}
 	a.say()
-	until(t, "announced", func() bool { return st.member(a.name) != nil })
+	await.True(t, "announced", func() bool { return st.member(a.name) != nil })
 	ago := time.Now().Add(-settle)
 	st.in.connected.Store(&ago)
 	if st.in.Ready() {
@@ -541,13 +517,13 @@ func TestReady(t *testing.T) {
 	}
 	a.listen()
 	st.exact(a)
-	until(t, "ready", st.in.Ready)
+	await.True(t, "ready", st.in.Ready)
 
 	st = newStand(t, s, fleet.Config{})
 	dead := newWireAgent(t, s, "ns_dead_0", 10)
 	dead.lose()
 	dead.say()
-	until(t, "announced", func() bool { return st.member(dead.name) != nil })
+	await.True(t, "announced", func() bool { return st.member(dead.name) != nil })
 	if st.in.Ready() {
 		t.Error("does not wait")
 	}
@@ -574,7 +550,7 @@ func TestReady(t *testing.T) {
 }
 
 func TestNewRefuses(t *testing.T) {
-	s := startServer(t, -1)
+	s := broker.New(t, nil)
 	ok := Config{Conn: connect(t, s), Pool: "p", Index: index.New(index.Config{}), Fleet: fleet.New(fleet.Config{})}
 	for name, spoil := range map[string]func(*Config){
 		"conn": func(c *Config) { c.Conn = nil }, "index": func(c *Config) { c.Index = nil },
@@ -607,7 +583,7 @@ func TestNewRefuses(t *testing.T) {
 // 100,000 blocks, held on all lanes.
 func BenchmarkSnapshot(b *testing.B) {
 	const blocks, run = 100_000, 500
-	s := startServer(b, -1)
+	s := broker.New(b, nil)
 	conn := connect(b, s)
 	sub, err := protocol.NewSubjects("test")
 	if err != nil {
@@ -666,10 +642,10 @@ func BenchmarkSnapshot(b *testing.B) {
 	st := newStand(b, s, fleet.Config{})
 	for b.Loop() {
 		say(&pb.Heartbeat{Header: header, Trust: pb.Trust_TRUST_EXACT, Lanes: lanesOf(held), Info: &pb.MemberInfo{Namespace: m.Namespace, PodUid: m.PodUID}})
-		until(b, "EXACT", func() bool { return st.trust(name) == fleet.Exact })
+		await.True(b, "EXACT", func() bool { return st.trust(name) == fleet.Exact })
 		b.StopTimer()
 		say(&pb.Heartbeat{Header: header, Leaving: true})
-		until(b, "gone", func() bool { return st.member(name) == nil })
+		await.True(b, "gone", func() bool { return st.member(name) == nil })
 		b.StartTimer()
 	}
 }
@@ -677,13 +653,13 @@ func BenchmarkSnapshot(b *testing.B) {
 // The last member that falls silent is gone, because the server still answers;
 // while it does not, nobody is.
 func TestLastSilentMemberIsForgottenWhileTheServerAnswers(t *testing.T) {
-	s := startServer(t, -1)
-	st := newStand(t, s, fleet.Config{Silence: time.Second, Grace: 1500 * time.Millisecond})
+	s := broker.New(t, nil)
+	st := newStand(t, s, fleet.Config{Silence: 6 * time.Second, Grace: 7 * time.Second})
 	a := newWireAgent(t, s, "ns_uid_0", 10)
 	a.say()
 	a.tell()
 	st.exact(a)
-	until(t, "forgotten", func() bool { return st.member(a.name) == nil })
+	await.True(t, "forgotten", func() bool { return st.member(a.name) == nil })
 	if n := st.index.Stats().Memberships; n != 0 {
 		t.Errorf("%d memberships are left", n)
 	}

@@ -9,6 +9,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvscout/kvscout/e2e/await"
+	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/protocol"
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
@@ -49,13 +51,13 @@ func newest(all []*pb.Verdict) *pb.Verdict {
 }
 
 func TestAgentIsToldOfItsTrust(t *testing.T) {
-	s := startServer(t, -1)
+	s := broker.New(t, nil)
 	st := newStand(t, s, fleet.Config{})
 	a := newWireAgent(t, s, "ns_uid_0", 10).listen()
 	heard := verdicts(t, st, a.sub.Verdict(a.name))
 	say := func(what string, want pb.Trust) *pb.Verdict {
 		t.Helper()
-		until(t, what, func() bool {
+		await.True(t, what, func() bool {
 			a.say()
 			v := newest(heard())
 			return v.GetTrust() == want
@@ -68,7 +70,7 @@ func TestAgentIsToldOfItsTrust(t *testing.T) {
 	}
 	a.lose()
 	a.tell()
-	until(t, "SYNCING with the reason", func() bool {
+	await.True(t, "SYNCING with the reason", func() bool {
 		for _, v := range heard() {
 			if v.GetTrust() == pb.Trust_TRUST_SYNCING && v.GetReason() != "" {
 				return true
@@ -92,11 +94,11 @@ func encoded(t *testing.T, m proto.Message) []byte {
 // TestRefusedMemberIsTold is every way not to be believed: whoever speaks on
 // subjects that somebody can have is told why it does not count.
 func TestRefusedMemberIsTold(t *testing.T) {
-	s := startServer(t, -1)
+	s := broker.New(t, nil)
 	st := newStand(t, s, fleet.Config{MaxMembers: 1})
 	first := newWireAgent(t, s, "ns_first_0", 10)
 	first.say()
-	until(t, "a full fleet", func() bool { return st.in.Stats().Members == 1 })
+	await.True(t, "a full fleet", func() bool { return st.in.Stats().Members == 1 })
 	spoiled := func(spoil func(*pb.Heartbeat)) func(*wireAgent) proto.Message {
 		return func(a *wireAgent) proto.Message {
 			h := a.heartbeat()
@@ -126,7 +128,7 @@ func TestRefusedMemberIsTold(t *testing.T) {
 			name = strings.ReplaceAll(c.tokens, ".", "_")
 		}
 		a.send(subject, c.message(a))
-		until(t, "told: "+c.want, func() bool { return len(heard()) > 0 })
+		await.True(t, "told: "+c.want, func() bool { return len(heard()) > 0 })
 		v := newest(heard())
 		if !strings.Contains(v.GetRefused(), c.want) || v.GetMember() != name || v.GetSender() == 0 {
 			t.Errorf("%s: told %v, want %q", subject, v, c.want)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 )
@@ -12,7 +13,7 @@ import (
 // As many requests are under way as may be, others wait for their turn, and one
 // that got no answer in time is given up with the next look.
 func TestHungRequestsAreGivenUpAtTheInFlightLimit(t *testing.T) {
-	s := startServer(t, -1)
+	s := broker.New(t, nil)
 	in, err := New(Config{Conn: connect(t, s), Pool: "test", Index: index.New(index.Config{}), Fleet: fleet.New(fleet.Config{}), Workers: 1, Snapshots: 3})
 	if err != nil {
 		t.Fatal(err)

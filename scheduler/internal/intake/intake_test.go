@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kvscout/kvscout/e2e/await"
 	"github.com/kvscout/kvscout/protocol/blockkey"
 )
 
@@ -422,7 +423,7 @@ func TestEqualPromptsAreAskedOnce(t *testing.T) {
 			}
 		})
 	}
-	wait(t, func() bool { return i.Stats().Shared == callers-1 })
+	await.True(t, "all but one share the call", func() bool { return i.Stats().Shared == callers-1 })
 	close(hold)
 	wg.Wait()
 	if n := len(e.asked()); n != 1 {
@@ -442,15 +443,15 @@ func TestCancelledCallerLeavesTheOthers(t *testing.T) {
 			t.Errorf("the cancelled caller got %v", err)
 		}
 	})
-	wait(t, func() bool { return len(e.asked()) == 1 })
+	await.True(t, "the first is asked", func() bool { return len(e.asked()) == 1 })
 	wg.Go(func() {
 		if p, err := i.Text(context.Background(), Request{}, "x"); err != nil || p.Length != 3 {
 			t.Errorf("the other caller got %v, %q", err, p.Fallback)
 		}
 	})
-	wait(t, func() bool { return i.Stats().Shared == 1 })
+	await.True(t, "the second shares the call", func() bool { return i.Stats().Shared == 1 })
 	cancel()
-	wait(t, func() bool { return len(e.asked()) == 2 })
+	await.True(t, "the second asks itself", func() bool { return len(e.asked()) == 2 })
 	release.Do(func() { close(hold) })
 	wg.Wait()
 }
@@ -483,15 +484,6 @@ func TestAPIKeyIsSent(t *testing.T) {
 	}
 }
 
-// wait returns when the condition holds.
-func wait(t *testing.T, holds func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !holds(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("waited in vain")
-		}
-	}
-}
 
 func TestBeginningOfAPromptThatIsText(t *testing.T) {
 	i := New(Config{})

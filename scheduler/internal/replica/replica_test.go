@@ -9,11 +9,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvscout/kvscout/e2e/await"
+	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/protocol"
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
@@ -26,24 +27,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func bus(t *testing.T) *server.Server {
-	t.Helper()
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	if !s.ReadyForConnections(10 * time.Second) {
-		t.Fatal("no NATS server")
-	}
-	return s
-}
-
-func connect(t *testing.T, s *server.Server) *nats.Conn {
+func connect(t *testing.T, s *broker.Broker) *nats.Conn {
 	t.Helper()
 	closed := make(chan struct{})
-	conn, err := nats.Connect(s.ClientURL(), nats.ClosedHandler(func(*nats.Conn) { close(closed) }))
+	conn, err := nats.Connect(s.URL(), nats.ClosedHandler(func(*nats.Conn) { close(closed) }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +52,7 @@ type scout struct {
 	replica   *Replica
 }
 
-func newScout(t *testing.T, s *server.Server, instance uint32) *scout {
+func newScout(t *testing.T, s *broker.Broker, instance uint32) *scout {
 	t.Helper()
 	c := &scout{t: t, fleet: fleet.New(fleet.Config{Seed: [32]byte{byte(instance)}})}
 	now := time.Now()
@@ -106,21 +93,12 @@ func newScout(t *testing.T, s *server.Server, instance uint32) *scout {
 }
 
 // pair is two schedulers that have heard each other.
-func pair(t *testing.T) (a, b *scout, s *server.Server) {
+func pair(t *testing.T) (a, b *scout, s *broker.Broker) {
 	t.Helper()
-	s = bus(t)
+	s = broker.New(t, nil)
 	a, b = newScout(t, s, 1), newScout(t, s, 2)
-	eventually(t, "the two hear each other", func() bool { return a.replica.Stats().Peers == 1 && b.replica.Stats().Peers == 1 })
+	await.True(t, "the two hear each other", func() bool { return a.replica.Stats().Peers == 1 && b.replica.Stats().Peers == 1 })
 	return a, b, s
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
 }
 
 func request(seed, tokens uint32) *pick.Request {
@@ -151,7 +129,7 @@ func first(d *pick.Decision) string { return d.Candidates[0].Member.Info.Name }
 func TestOthersKnowOfReservationsAndTheirEnd(t *testing.T) {
 	a, b, _ := pair(t)
 	d := a.pick(request(1, 8000))
-	eventually(t, "the other has the charge", func() bool {
+	await.True(t, "the other has the charge", func() bool {
 		r := b.reserved(first(d))
 		return r.Open == 1 && r.Tokens == 8000 && r.PrefillMS == a.reserved(first(d)).PrefillMS
 	})
@@ -159,12 +137,12 @@ func TestOthersKnowOfReservationsAndTheirEnd(t *testing.T) {
 		t.Errorf("its own echo is charged: %d open, %+v", n, a.replica.Stats())
 	}
 	a.Report(pick.Report{Decision: d.ID, Outcome: fleet.FirstToken}, time.Now())
-	eventually(t, "the first token is known", func() bool { r := b.reserved(first(d)); return r.Open == 1 && r.Tokens == 0 })
+	await.True(t, "the first token is known", func() bool { r := b.reserved(first(d)); return r.Open == 1 && r.Tokens == 0 })
 	// A caller may report to any of them.
 	if !b.Report(pick.Report{Decision: d.ID, Outcome: fleet.Finished}, time.Now()) {
 		t.Error("the other does not know the decision")
 	}
-	eventually(t, "the end is known", func() bool { return a.reserved(first(d)).Open == 0 && b.reserved(first(d)).Open == 0 })
+	await.True(t, "the end is known", func() bool { return a.reserved(first(d)).Open == 0 && b.reserved(first(d)).Open == 0 })
 	if n := a.fleet.Stats().Decisions + b.fleet.Stats().Decisions; n != 0 {
 		t.Errorf("%d decisions are left", n)
 	}
@@ -195,12 +173,12 @@ func TestOthersKnowOfSharesAndOfTheMemberThatDecodes(t *testing.T) {
 	if own[0].Share <= 0 || own[1].Open != 1 {
 		t.Fatalf("%+v: nothing is shown", own)
 	}
-	eventually(t, "the other has the charges of both", func() bool {
+	await.True(t, "the other has the charges of both", func() bool {
 		p, q := b.reserved(prefills), b.reserved(decodes)
 		return p.Tokens == 8000 && p.Open == 1 && q.Tokens == 0 && q.Open == 1 && p.Share == own[0].Share && q.Share == own[1].Share
 	})
 	a.Report(pick.Report{Decision: d.ID, Outcome: fleet.Finished}, time.Now())
-	eventually(t, "the end is known", func() bool {
+	await.True(t, "the end is known", func() bool {
 		return b.reserved(prefills).Open+b.reserved(decodes).Open == 0 && b.reserved(prefills).Share == 0
 	})
 }
@@ -211,7 +189,7 @@ func TestOthersKnowWhatWillBeCached(t *testing.T) {
 	d := a.pick(r)
 	ask := *r
 	ask.Reserve = false
-	eventually(t, "the other predicts it there", func() bool {
+	await.True(t, "the other predicts it there", func() bool {
 		c := b.pick(&ask).Candidates[0]
 		return c.Member.Info.Name == first(d) && c.Cached.Predicted >= 7900
 	})
@@ -223,7 +201,7 @@ func TestFailuresAreKnownToAll(t *testing.T) {
 		d := a.pick(request(1, 800))
 		a.Report(pick.Report{Decision: d.ID, Outcome: fleet.Failed, Member: name(3)}, time.Now())
 	}
-	eventually(t, "both leave it out", func() bool {
+	await.True(t, "both leave it out", func() bool {
 		now := time.Now()
 		return !a.fleet.View().Named(name(3)).Failing().Until(now).IsZero() && !b.fleet.View().Named(name(3)).Failing().Until(now).IsZero()
 	})
@@ -317,7 +295,7 @@ func TestBurstOverTwoSchedulersDoesNotHerd(t *testing.T) {
 }
 
 // send publishes a message of a third scheduler.
-func send(t *testing.T, s *server.Server, p *pb.Picks) {
+func send(t *testing.T, s *broker.Broker, p *pb.Picks) {
 	t.Helper()
 	data, err := proto.Marshal(p)
 	if err != nil {
@@ -326,7 +304,7 @@ func send(t *testing.T, s *server.Server, p *pb.Picks) {
 	sendBytes(t, s, data)
 }
 
-func sendBytes(t *testing.T, s *server.Server, data []byte) {
+func sendBytes(t *testing.T, s *broker.Broker, data []byte) {
 	t.Helper()
 	conn := connect(t, s)
 	if err := conn.Publish("kvscout.v1.default.picks", data); err != nil {
@@ -342,12 +320,12 @@ func charge(decision uint64, age uint32) *pb.Charge {
 }
 
 func TestBadNewsChangeNothing(t *testing.T) {
-	srv := bus(t)
+	srv := broker.New(t, nil)
 	a := newScout(t, srv, 1)
 	good := func(sequence uint64, charges ...*pb.Charge) *pb.Picks {
 		return &pb.Picks{Version: protocol.Version, Sender: 99, Sequence: sequence, Charges: charges}
 	}
-	eventually(t, "it hears", func() bool {
+	await.True(t, "it hears", func() bool {
 		send(t, srv, &pb.Picks{Version: protocol.Version, Sender: 98, Sequence: uint64(time.Now().UnixNano())})
 		return a.replica.Stats().Peers == 1
 	})
@@ -365,7 +343,7 @@ func TestBadNewsChangeNothing(t *testing.T) {
 	v2 := good(6, charge(8, 0))
 	v2.Version++
 	send(t, srv, v2)
-	eventually(t, "all were refused but the first", func() bool {
+	await.True(t, "all were refused but the first", func() bool {
 		st := a.replica.Stats()
 		return st.Charges == 1 && st.Unknown == 3 && st.Stale == 2 && st.Lost >= 3 && st.Malformed == 3
 	})
@@ -380,7 +358,7 @@ func TestBadNewsChangeNothing(t *testing.T) {
 }
 
 func TestNobodyIsToldNothing(t *testing.T) {
-	a := newScout(t, bus(t), 1)
+	a := newScout(t, broker.New(t, nil), 1)
 	for range 100 {
 		a.pick(request(1, 800))
 	}
@@ -452,7 +430,7 @@ func TestOthersKnowWhereASessionWent(t *testing.T) {
 		d := ask(from, 2*turn, not...)
 		last = first(d)
 		from.Report(pick.Report{Decision: d.ID, Outcome: fleet.Finished}, time.Now())
-		eventually(t, "the other has charge and end", func() bool {
+		await.True(t, "the other has charge and end", func() bool {
 			return to.replica.Stats().Charges >= uint64(turn+1)/2 && to.fleet.Stats().Decisions == 0
 		})
 		r := request(2*turn+1, 200)
@@ -468,7 +446,7 @@ func TestOthersKnowWhereASessionWent(t *testing.T) {
 		served = name(1)
 	}
 	a.Report(pick.Report{Decision: d.ID, Outcome: fleet.Finished, Member: served}, time.Now())
-	eventually(t, "the other knows who served it", func() bool {
+	await.True(t, "the other knows who served it", func() bool {
 		r := request(101, 200)
 		r.Session, r.Reserve = "s", false
 		return first(b.pick(r)) == served

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvscout/kvscout/e2e/await"
 	"github.com/kvscout/kvscout/protocol/blockkey"
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
@@ -481,11 +482,7 @@ func TestWatchersAreBounded(t *testing.T) {
 	for _, cancel := range open {
 		cancel()
 	}
-	for end := time.Now().Add(10 * time.Second); h.Stats().Watchers != 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("watchers stay")
-		}
-	}
+	await.True(t, "no watcher stays", func() bool { return h.Stats().Watchers == 0 })
 }
 
 func TestCallsAreBounded(t *testing.T) {

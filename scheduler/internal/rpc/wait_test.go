@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvscout/kvscout/e2e/await"
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/scheduler/internal/admission"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
@@ -51,11 +52,7 @@ func on(r *pb.Request) *pb.PickRequest {
 
 func (h *house) untilWaiting(t *testing.T, n int) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); h.Stats().Queue.Waiting != n; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%+v, want %d waiting", h.Stats().Queue, n)
-		}
-	}
+	await.True(t, fmt.Sprint(n, " are waiting"), func() bool { return h.Stats().Queue.Waiting == n })
 }
 
 func (h *house) finish(t *testing.T, decision string) {
@@ -198,11 +195,7 @@ func TestManyComeAndGo(t *testing.T) {
 	}
 	members := h.fleet.View().Members
 	at := slices.IndexFunc(members, func(m *fleet.Member) bool { return m.Info.Name == name("a") })
-	for end := time.Now().Add(20 * time.Second); members[at].Reserved().Open != 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%+v stays charged", members[at].Reserved())
-		}
-	}
+	await.True(t, "nothing stays charged", func() bool { return members[at].Reserved().Open == 0 })
 }
 
 // How requests wait can change while some do. With a length of 0 nobody waits any more.

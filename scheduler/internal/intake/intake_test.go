@@ -484,7 +484,6 @@ func TestAPIKeyIsSent(t *testing.T) {
 	}
 }
 
-
 func TestBeginningOfAPromptThatIsText(t *testing.T) {
 	i := New(Config{})
 	t.Cleanup(i.Close)

@@ -199,7 +199,7 @@ func TestHostileFrames(t *testing.T) {
 func TestHostileMetrics(t *testing.T) {
 	p := open(t, stage.Options{})
 	e := p.engine(fakevllm.Config{})
-	f := newFront(t, e)
+	f := newFront(t, e, "/metrics")
 	e.watchedBy(stage.AgentOptions{Pod: "pod", Engine: f.URL})
 	list := several(1, 5)
 	e.complete(list...)

@@ -6,9 +6,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
-	"net/http/httptest"
-	"net/http/httputil"
-	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -173,22 +170,14 @@ func TestSwappedRanksAreNotBelieved(t *testing.T) {
 	t.Parallel()
 	p := open(t, stage.Options{})
 	e := p.engine(fakevllm.Config{Ranks: 2})
-	target, err := url.Parse(e.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxy := httputil.NewSingleHostReverseProxy(target)
-	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/kv_event_sources" {
-			proxy.ServeHTTP(w, r)
-			return
-		}
+	front := newFront(t, e, "/kv_event_sources")
+	front.say(func([]byte) []byte {
 		source := func(rank int) map[string]string {
 			return map[string]string{"endpoint": e.Events(rank).Endpoint(), "replay_endpoint": e.Events(rank).ReplayEndpoint()}
 		}
-		_ = json.NewEncoder(w).Encode(map[string]any{"0": source(1), "1": source(0)})
-	}))
-	t.Cleanup(front.Close)
+		page, _ := json.Marshal(map[string]any{"0": source(1), "1": source(0)})
+		return page
+	})
 	e.watchedBy(stage.AgentOptions{Pod: "pod", Engine: front.URL})
 	for i := range 10 {
 		q := random(uint64(i), 400+50*i)
@@ -227,7 +216,9 @@ func TestStaleAddressIsNotBelieved(t *testing.T) {
 func TestEngineSaysBetterWhereItsEventsAre(t *testing.T) {
 	t.Parallel()
 	p := open(t, stage.Options{})
-	ours, other := p.engine(fakevllm.Config{}), p.engine(fakevllm.Config{})
+	ours := p.engine(fakevllm.Config{})
+	// Another port: the same one under another host may be the same socket.
+	other := p.engine(fakevllm.Config{EventsPort: eventsPort + 1, ReplayPort: replayPort + 1})
 	other.complete(several(2, 5)...)
 	ours.complete(several(1, 5)...)
 	var err error
@@ -254,19 +245,8 @@ func TestEndpointsOutOfReachEndNothing(t *testing.T) {
 			t.Parallel()
 			p := open(t, stage.Options{})
 			e := p.engine(fakevllm.Config{})
-			target, err := url.Parse(e.URL())
-			if err != nil {
-				t.Fatal(err)
-			}
-			proxy := httputil.NewSingleHostReverseProxy(target)
-			front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if r.URL.Path != "/kv_event_sources" {
-					proxy.ServeHTTP(w, r)
-					return
-				}
-				_, _ = io.WriteString(w, said)
-			}))
-			t.Cleanup(front.Close)
+			front := newFront(t, e, "/kv_event_sources")
+			front.say(func([]byte) []byte { return []byte(said) })
 			e.watchedBy(stage.AgentOptions{Pod: "pod", Engine: front.URL})
 			e.complete(random(1, 500))
 			p.untilMember(e.id(), "be unknown, with its load", func(m *pb.MemberState) bool {

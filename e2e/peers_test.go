@@ -525,7 +525,7 @@ func TestPeers21ResetEmptiesTheIndex(t *testing.T) {
 	t.Parallel()
 	p := open(t, stage.Options{})
 	e := p.engine(fakevllm.Config{})
-	f := newFront(t, e)
+	f := newFront(t, e, "/metrics")
 	resets := func(n int) func([]byte) []byte {
 		return func(page []byte) []byte {
 			return fmt.Appendf(page, "http_requests_total{handler=\"/reset_prefix_cache\",method=\"POST\",status=\"2xx\"} %d\n", n)

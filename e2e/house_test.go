@@ -28,10 +28,11 @@ var rooms = map[string][]string{
 	"protocol/bus":                    {},
 	"agent/internal/zmtp":             {},
 	"agent/internal/vllm":             {"agent/internal/zmtp", "protocol/blockkey"},
-	"agent/internal/mirror":           {"protocol/blockkey"},
+	"agent/internal/blockhash":        {},
+	"agent/internal/mirror":           {"agent/internal/blockhash", "protocol/blockkey"},
 	"agent/internal/reconcile":        {},
 	"agent/internal/publish":          {"protocol", "protocol/pb", "protocol/blockkey", "agent/internal/mirror"},
-	"agent":                           {"agent/internal/zmtp", "agent/internal/vllm", "agent/internal/mirror", "agent/internal/publish", "agent/internal/reconcile", "protocol", "protocol/pb", "protocol/blockkey", "protocol/telemetry", "protocol/settings", "protocol/logging", "protocol/admin", "protocol/bus"},
+	"agent":                           {"agent/internal/zmtp", "agent/internal/vllm", "agent/internal/blockhash", "agent/internal/mirror", "agent/internal/publish", "agent/internal/reconcile", "protocol", "protocol/pb", "protocol/blockkey", "protocol/telemetry", "protocol/settings", "protocol/logging", "protocol/admin", "protocol/bus"},
 	"agent/cmd/kvscout-agent":         {"agent", "protocol/settings"},
 	"scheduler/internal/fleet":        {},
 	"scheduler/internal/learn":        {},
@@ -73,6 +74,7 @@ var edges = map[string][]string{
 	"google.golang.org/protobuf":            {"protocol", "protocol/pb", "agent/internal/publish", "agent", "scheduler/internal/ingest", "scheduler/internal/replica", "scheduler/internal/rpc", "scheduler"},
 	"go.opentelemetry.io":                   {"protocol/telemetry", "agent", "agent/internal/publish", "scheduler", "scheduler/internal/rpc", "scheduler/internal/ingest"},
 	"github.com/prometheus/client_golang":   {"protocol/telemetry", "agent", "scheduler"},
+	"github.com/zeebo/xxh3":                 {"agent/internal/blockhash"},
 	"github.com/cespare/xxhash":             {"protocol/blockkey", "agent/internal/vllm", "agent/internal/mirror", "scheduler/internal/intake", "scheduler/internal/fleet", "scheduler/internal/pick"},
 	"github.com/go-logr/logr":               {"protocol/telemetry"},
 	"golang.org/x/sync":                     {"agent/internal/vllm", "agent/internal/publish", "agent", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/replica", "scheduler", "scheduler/cmd/kvscout-sim"},
@@ -89,7 +91,7 @@ var edges = map[string][]string{
 // file of a pure room that may is its shell: it owns the core and waits for it.
 var (
 	shells    = []string{"../scheduler/internal/admission/wait.go"}
-	pure      = []string{"protocol/blockkey", "agent/internal/mirror", "agent/internal/reconcile", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/predict", "scheduler/internal/estimate", "scheduler/internal/outbox", "scheduler/internal/pick", "scheduler/internal/admission", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"}
+	pure      = []string{"protocol/blockkey", "agent/internal/blockhash", "agent/internal/mirror", "agent/internal/reconcile", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/predict", "scheduler/internal/estimate", "scheduler/internal/outbox", "scheduler/internal/pick", "scheduler/internal/admission", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"}
 	unclean   = []string{"context", "log", "log/slog", "net", "net/http", "os"}
 	clockwork = []string{"time.Now(", "time.Since(", "time.Sleep(", "time.After(", "time.NewTimer(", "time.NewTicker("}
 )

@@ -123,8 +123,8 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	}()
 
 	g, ctx := errgroup.WithContext(ctx)
-	a.watch.start = func(n int, id identity, source vllm.Source, now emptied) (*rank, error) {
-		return a.start(ctx, g, n, id, source, now)
+	a.watch.start = func(n int, id identity, hits hitRule, source vllm.Source, now emptied) (*rank, error) {
+		return a.start(ctx, g, n, id, hits, source, now)
 	}
 	a.watch.retire = a.retire
 	g.Go(func() error { a.watch.run(ctx); return nil })
@@ -158,13 +158,14 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 }
 
 // start follows one more rank.
-func (a *Agent) start(ctx context.Context, g *errgroup.Group, n int, id identity, source vllm.Source, now emptied) (*rank, error) {
+func (a *Agent) start(ctx context.Context, g *errgroup.Group, n int, id identity, hits hitRule, source vllm.Source, now emptied) (*rank, error) {
 	member, err := a.cfg.member(n)
 	if err != nil {
 		return nil, err
 	}
 	log := a.cfg.Log.With("member", member)
 	r := newRank(n, member, id, log)
+	r.follow(hits)
 	r.engine = settings.RedactURLs(a.cfg.Engine)
 	r.source = source
 	r.describe(a.watch.info(n), "")

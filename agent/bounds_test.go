@@ -89,7 +89,9 @@ func TestRanksShareTheMirrorsBound(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.watch.missing = make(map[int]int)
-	a.watch.start = func(n int, id identity, _ vllm.Source, _ emptied) (*rank, error) { return testRank(t, id), nil }
+	a.watch.start = func(n int, id identity, _ hitRule, _ vllm.Source, _ emptied) (*rank, error) {
+		return testRank(t, id), nil
+	}
 	var page vllm.Page
 	for n := range vllm.MaxRanks {
 		page.Ranks = append(page.Ranks, vllm.RankMetrics{Rank: n})

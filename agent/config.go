@@ -82,6 +82,10 @@ type Config struct {
 	// AttentionChunk of a model with chunked-local attention, in tokens; 0: as
 	// the engine tells.
 	AttentionChunk int
+	// HashSeed is the value of PYTHONHASHSEED in the engine's environment; empty:
+	// the engine's default, or a common one. It counts for models no part of which
+	// needs a whole prompt, and for hits inside blocks.
+	HashSeed string
 	// Audit is the time between two audits, which ask the engine while it is
 	// idle for one token, to see whether a prefix believed held really is. 0:
 	// none. While it is on, the tokens of a few first blocks are kept in memory.

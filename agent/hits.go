@@ -47,8 +47,10 @@ func dropOf(method string) (drop mirror.Drop, ok bool) {
 
 // hitRuleOf weighs what is known: what the engine tells counts before what the
 // operator says, and that before what can only be seen from outside.
-func hitRuleOf(told vllm.Config, cfg *Config, speculates bool, version string) hitRule {
+func hitRuleOf(told vllm.Config, cfg *Config, speculates bool, cache vllm.Cache, version string) hitRule {
 	rule := hitRule{toTheEnd: newer(version, 0, 32)}
+	rule.Unit, rule.Algorithm, rule.Seed = cache.HashUnit, cache.Algorithm, cfg.HashSeed
+	rule.Tagged = newer(version, 0, 31)
 	method, known := cfg.Speculative, cfg.Speculative != ""
 	rule.Chunk, rule.source = cfg.AttentionChunk, "settings"
 	if told.Told {
@@ -88,8 +90,25 @@ func (r *rank) follow(rule hitRule) {
 	}
 	r.hits = rule
 	r.mirror.SetRule(rule.Rule)
-	if rule.Rule != (mirror.Rule{}) || rule.guess != "" {
+	r.againLocked()
+	if rule.Drop != mirror.DropNone || rule.Chunk > 0 || rule.guess != "" {
 		r.log.Info("how hits end", "dropped_blocks", r.mirror.Dropped(), "chunk", rule.Chunk, "source", rule.source, "unknown", rule.guess)
 	}
 	r.wake()
+}
+
+// againLocked forgets all and has it told again, if the mirror has found out
+// that it must.
+func (r *rank) againLocked() {
+	reason := r.mirror.Outgrown()
+	if reason == "" {
+		return
+	}
+	r.log.Info("forgetting the picture to hear it again from the beginning", "reason", reason)
+	r.beginLocked()
+	r.life.doubt = reason
+	r.trust, r.reason = vllm.Syncing, reason
+	if r.tail != nil {
+		r.tail.Restart(reason)
+	}
 }

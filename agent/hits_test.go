@@ -32,15 +32,15 @@ func TestHitRuleIsTheMostCertainOne(t *testing.T) {
 		"a method of tomorrow":              {told: told("oracle"), drop: mirror.DropAttention, guess: true},
 		"the drop is switched off":          {told: vllm.Config{Told: true, Speculative: "eagle", KeepsLastBlock: true}, drop: mirror.DropNone},
 	} {
-		got := hitRuleOf(c.told, &c.cfg, c.speculates, "0.32.0")
+		got := hitRuleOf(c.told, &c.cfg, c.speculates, vllm.Cache{}, "0.32.0")
 		if got.Drop != c.drop || (got.guess != "") != c.guess {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}
-	if got := hitRuleOf(vllm.Config{Told: true, Chunk: 128}, &Config{AttentionChunk: 64}, false, ""); got.Chunk != 128 {
+	if got := hitRuleOf(vllm.Config{Told: true, Chunk: 128}, &Config{AttentionChunk: 64}, false, vllm.Cache{}, ""); got.Chunk != 128 {
 		t.Errorf("%+v", got)
 	}
-	if got := hitRuleOf(vllm.Config{}, &Config{AttentionChunk: 64}, false, ""); got.Chunk != 64 {
+	if got := hitRuleOf(vllm.Config{}, &Config{AttentionChunk: 64}, false, vllm.Cache{}, ""); got.Chunk != 64 {
 		t.Errorf("%+v", got)
 	}
 }

@@ -155,6 +155,11 @@ func (r *rank) Apply(at vllm.Mark, b vllm.Batch) {
 		return
 	}
 	for i := range b.Events {
+		if e := &b.Events[i]; e.Kind == vllm.Stored {
+			r.mirror.Expect(storeOf(&e.Store))
+		}
+	}
+	for i := range b.Events {
 		switch e := &b.Events[i]; e.Kind {
 		case vllm.Stored:
 			r.mirror.Store(storeOf(&e.Store))
@@ -182,6 +187,7 @@ func (r *rank) Apply(at vllm.Mark, b vllm.Batch) {
 		r.life.doubt = "more blocks were announced than the engine has"
 	}
 	r.newest = &at
+	r.againLocked()
 	r.changes++
 	r.wake()
 }

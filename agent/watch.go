@@ -37,7 +37,7 @@ const (
 type watch struct {
 	cfg    *Config
 	engine *vllm.Engine
-	start  func(number int, id identity, source vllm.Source, now emptied) (*rank, error)
+	start  func(number int, id identity, hits hitRule, source vllm.Source, now emptied) (*rank, error)
 	retire func(*rank)
 
 	// Owned by run.
@@ -256,7 +256,7 @@ func (w *watch) settle(page vllm.Page, pageErr error, at time.Time) (err error) 
 			if pageErr == nil {
 				now = emptiedOf(page)
 			}
-			r, startErr := w.start(n, w.identity(n, page), source, now)
+			r, startErr := w.start(n, w.identity(n, page), w.hits(n, page), source, now)
 			if startErr != nil {
 				err = errors.Join(err, fmt.Errorf("rank %d: %w", n, startErr))
 				continue
@@ -378,6 +378,17 @@ func (w *watch) identity(n int, page vllm.Page) identity {
 	return id
 }
 
+// hits is how a rank's hits end, as far as a look tells it.
+func (w *watch) hits(n int, page vllm.Page) hitRule {
+	var cache vllm.Cache
+	for _, r := range page.Ranks {
+		if r.Rank == n {
+			cache = r.Cache
+		}
+	}
+	return hitRuleOf(w.told, w.cfg, page.Speculates, cache, w.version)
+}
+
 // tell hands a rank what a look has found about it.
 func (w *watch) tell(r *rank, page vllm.Page, pageErr error, marks map[int]mark, asked, at time.Time) {
 	broken := cmp.Or(r.source.Unusable, r.unconnected(w.since))
@@ -386,7 +397,7 @@ func (w *watch) tell(r *rank, page vllm.Page, pageErr error, marks map[int]mark,
 		if i >= 0 {
 			m := page.Ranks[i]
 			r.become(w.identity(r.number, page))
-			r.follow(hitRuleOf(w.told, w.cfg, page.Speculates, w.version))
+			r.follow(w.hits(r.number, page))
 			r.sample(&m.Load, at)
 			if before, ok := marks[r.number]; ok {
 				r.weigh(&m.Load, emptiedOf(page), before, asked)

@@ -123,6 +123,10 @@ import (
 // Version of the protocol, in every message.
 const Version = 1
 
+// MaxDropped bounds the blocks that an engine leaves out of a hit: one of the
+// largest block size among its KV-cache groups, in blocks of the keys.
+const MaxDropped = 4096
+
 // Lanes is the number of lanes of a picture, and Ends the place of LANE_ENDS
 // behind them.
 const (

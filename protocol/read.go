@@ -169,8 +169,8 @@ func checkHeader(h *pb.Header, member string) error {
 	if h.GetEpoch() == 0 {
 		return errors.New("no epoch")
 	}
-	if n := h.GetRule().GetDroppedBlocks(); n > 1 {
-		return fmt.Errorf("%d blocks are dropped of a hit, at most 1 can be", n)
+	if n := h.GetRule().GetDroppedBlocks(); n > MaxDropped {
+		return fmt.Errorf("%d blocks are dropped of a hit, at most %d can be", n, MaxDropped)
 	}
 	return nil
 }

@@ -134,7 +134,7 @@ func TestReadDeltaRefuses(t *testing.T) {
 		"no lane":      {func(d *pb.Delta) { first(d).Lane = 0 }, "change 0: unknown lane 0"},
 		"lane 5":       {func(d *pb.Delta) { second(d).Lane = 5 }, "change 1: unknown lane 5"},
 		"ends through": {func(d *pb.Delta) { first(d).Lane = 4; first(d).Through = 4 }, "lanes 4 through 4"},
-		"two dropped":  {func(d *pb.Delta) { d.Header.Rule = &pb.HitRule{DroppedBlocks: 2} }, "2 blocks are dropped"},
+		"two dropped":  {func(d *pb.Delta) { d.Header.Rule = &pb.HitRule{DroppedBlocks: 4097} }, "4097 blocks are dropped"},
 		"too many ends": {func(d *pb.Delta) {
 			d.Lanes = append(d.Lanes, &pb.LaneState{Lane: pb.Lane_LANE_ENDS, Count: d.Lanes[0].Count + 1})
 		}, "ends among"},

@@ -43,6 +43,7 @@ type Meta struct {
 type Rule struct {
 	Drops []int `json:"eagle"` // groups that drop the last block of a hit
 	Chunk int   `json:"chunk"` // of chunked-local attention, in tokens
+	Unit  int   `json:"U"`     // of the hashes, in tokens; 0: it follows from the groups
 }
 
 // Step is one thing that happened, At seconds after the recording began.

@@ -30,7 +30,7 @@ type Lane int32
 
 const (
 	Lane_LANE_UNSPECIFIED Lane = 0
-	// LANE_GPU: in GPU memory.
+	// LANE_GPU: in GPU memory; with HitRule.ends also those that lead to such.
 	Lane_LANE_GPU Lane = 1
 	// LANE_HOST: in GPU or host memory.
 	Lane_LANE_HOST Lane = 2
@@ -211,8 +211,8 @@ type HitRule struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// ends: a hit ends at a block of LANE_ENDS. Without it, at any block.
 	Ends bool `protobuf:"varint,1,opt,name=ends,proto3" json:"ends,omitempty"`
-	// dropped_blocks are left out of a hit, its last ones: 0 or 1. A block of
-	// LANE_ENDS is then the one that is dropped.
+	// dropped_blocks are left out of a hit, its last ones; at most 4,096. A block
+	// of LANE_ENDS is then the last that is dropped.
 	DroppedBlocks uint32 `protobuf:"varint,2,opt,name=dropped_blocks,json=droppedBlocks,proto3" json:"dropped_blocks,omitempty"`
 	// dropped_to_the_end: the dropped block may be the prompt's last; otherwise
 	// it must leave a token of the prompt behind it.

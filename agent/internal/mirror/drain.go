@@ -121,31 +121,43 @@ func (m *Mirror) shut(top int32) {
 func (m *Mirror) evaluate() {
 	m.changed = m.changed[:0]
 	for _, top := range m.dirty {
-		stack := append(m.stack[:0], top)
-		for len(stack) > 0 {
-			i := stack[len(stack)-1]
-			stack = stack[:len(stack)-1]
-			n := &m.nodes[i]
-			lanes := m.lanes(i)
-			retailed := m.retail(i)
-			if lanes&onGPU != 0 && m.usable(i) {
-				lanes |= isEnd
-			}
-			if lanes != n.told && !n.has(flagChanged) {
-				n.flags |= flagChanged
-				m.changed = append(m.changed, i)
-			}
-			moved := (lanes^n.visible)&allLanes != 0
-			n.visible = lanes
-			if !moved && !retailed {
-				continue
-			}
-			for c := n.child; c != 0; c = m.nodes[c].next {
-				stack = append(stack, c)
-			}
-		}
-		m.stack = stack
+		m.evaluateFrom(top)
 	}
+}
+
+type visit struct {
+	node int32
+	more uint32 // blocks below it that are to be visited although nothing changes here
+}
+
+func (m *Mirror) evaluateFrom(top int32) {
+	stack := append(m.visits[:0], visit{top, 0})
+	for len(stack) > 0 {
+		i, more := stack[len(stack)-1].node, stack[len(stack)-1].more
+		stack = stack[:len(stack)-1]
+		n := &m.nodes[i]
+		lanes := m.lanes(i)
+		retailed := m.retail(i)
+		if lanes&onGPU != 0 && m.usable(i) {
+			lanes |= isEnd
+		}
+		if lanes != n.told && !n.has(flagChanged) {
+			n.flags |= flagChanged
+			m.changed = append(m.changed, i)
+		}
+		moved := (lanes^n.visible)&allLanes != 0
+		n.visible = lanes
+		switch {
+		case moved || retailed:
+			more = max(1, m.dropped)
+		case more == 0:
+			continue
+		}
+		for c := n.child; c != 0; c = m.nodes[c].next {
+			stack = append(stack, visit{c, more - 1})
+		}
+	}
+	m.visits = stack
 }
 
 // lanes returns where a block is visible. It follows from the block's own

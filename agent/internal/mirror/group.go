@@ -1,6 +1,10 @@
 package mirror
 
-import "math"
+import (
+	"cmp"
+	"math"
+	"slices"
+)
 
 // group is one KV-cache group of the engine.
 type group struct {
@@ -11,10 +15,14 @@ type group struct {
 	copies    []copies // by node
 
 	// What follows is decided by judge.
-	drops bool // the last block of a hit
-	// tail is, by node, how many consecutive blocks up to it have a copy, counted
-	// to longest. It is kept up to date by Drain; nil: the group needs the whole
-	// prefix.
+	size   uint32 // of a block, in blocks of the mirror
+	drops  bool   // the last block of a hit
+	lag    uint32 // what it drops, in blocks of the mirror
+	prefix bool   // it needs the whole prefix
+	// tail is, by node, how many consecutive blocks of the group up to it have a
+	// copy, counted to longest; of a group that needs the whole prefix, 1 where all
+	// blocks have. Inside a block it is that of the block before. It is kept up to
+	// date by Drain; nil: what the group needs is what the GPU lane is.
 	tail    []uint16
 	longest uint16
 }
@@ -49,7 +57,7 @@ func (m *Mirror) group(id int) *group {
 
 // learnGroup returns the group that a store names, nil if it can't be followed.
 func (m *Mirror) learnGroup(s *Store) *group {
-	g := m.group(s.Group)
+	g, changed := m.group(s.Group), false
 	if g == nil {
 		if s.Tier != GPU && s.Kind == Unspecified {
 			return nil // a placeholder tells nothing about its group
@@ -61,9 +69,9 @@ func (m *Mirror) learnGroup(s *Store) *group {
 			}
 			return nil
 		}
-		g = &group{id: s.Group, kind: s.Kind, copies: make([]copies, len(m.nodes), cap(m.nodes))}
+		g = &group{id: s.Group, kind: s.Kind, size: 1, copies: make([]copies, len(m.nodes), cap(m.nodes))}
 		m.groups = append(m.groups, g)
-		m.judge()
+		changed = true
 	}
 	if s.Kind != Unspecified && s.Kind != g.kind && g.kind != Other {
 		if g.kind == Unspecified {
@@ -71,13 +79,26 @@ func (m *Mirror) learnGroup(s *Store) *group {
 		} else {
 			g.kind = Other // two kinds for one group
 		}
-		m.judge()
+		changed = true
 	}
-	if s.Tier == GPU && (s.BlockSize > g.blockSize || s.Window > g.window) {
-		g.blockSize, g.window = max(g.blockSize, s.BlockSize), max(g.window, s.Window)
+	if s.Tier == GPU && s.BlockSize > g.blockSize && (g.blockSize == 0 || len(m.groups) > 1) {
+		g.blockSize, changed = s.BlockSize, true
+	}
+	if s.Window > g.window {
+		g.window, changed = s.Window, true
+	}
+	if changed {
 		m.judge()
 	}
 	return g
+}
+
+// Expect tells of a store that is about to follow: what its group is decides
+// how those before it count.
+func (m *Mirror) Expect(s Store) {
+	if s.valid() {
+		m.learnGroup(&s)
+	}
 }
 
 // like says whether two groups accept the same hits when they hold the same.
@@ -88,37 +109,93 @@ func (g *group) like(o *group) bool {
 // attention says whether a group holds keys and values, not states.
 func (g *group) attention() bool { return g.kind != State && g.kind != Other }
 
-// judge decides anew whether anything can be credited at all.
+// judge decides anew what is followed, how, and whether anything can be
+// credited at all.
 func (m *Mirror) judge() {
 	m.guess = ""
+	m.judgeSizes()
+	m.judgeNames()
 	m.judgeDrops()
-	full, unspecified := 0, 0
+	reason := ""
+	unspecified := 0
 	for _, g := range m.groups {
-		switch g.kind {
-		case Full:
-			full++
-		case Unspecified:
-			unspecified++
-		case Other:
-			m.forbid("a KV-cache group of a kind that is not known")
-			return
+		switch {
+		case g.kind == Other:
+			reason = "a KV-cache group of a kind that is not known"
+		case m.blockSize != 0 && g.blockSize%m.blockSize != 0 && !m.alone():
+			reason = "KV-cache groups of different block sizes"
 		}
-		if g.kind > Full && m.blockSize != 0 && g.blockSize != 0 && g.blockSize != m.blockSize {
-			m.forbid("KV-cache groups of different block sizes")
-			return
+		if g.kind == Unspecified {
+			unspecified++
 		}
 		m.judgeTail(g)
 	}
 	switch {
 	case m.crowded:
-		m.forbid("more KV-cache groups than can be followed")
-	case unspecified > 0 && len(m.groups) > 1:
-		m.forbid("several KV-cache groups of unknown kind")
-	case full+unspecified == 0:
-		m.forbid("no full-attention group")
-	default:
-		m.forbid("")
+		reason = "more KV-cache groups than can be followed"
+	case m.outgrown != "":
+		reason = m.outgrown
 	}
+	if unspecified > 0 && len(m.groups) > 1 {
+		m.guess = "several KV-cache groups whose kind is not told: each is followed like full attention"
+	}
+	m.forbid(reason)
+}
+
+// judgeSizes decides how large the blocks of the mirror are, at which of them
+// hits may end, and how many of them a block of each group is.
+func (m *Mirror) judgeSizes() {
+	unit := 0
+	for _, g := range m.groups {
+		unit = divisor(unit, g.blockSize)
+	}
+	if told := m.cfg.Rule.Unit; len(m.groups) > 1 && told > 0 && unit%told == 0 && unit > 0 {
+		unit = told
+	}
+	unit = cmp.Or(m.cfg.BlockSize, divisor(unit, m.names.unit))
+	if unit == 0 {
+		return
+	}
+	if m.blockSize != 0 && m.blockSize != unit && m.used > 0 {
+		m.names.unit = unit
+		m.outgrow("KV-cache groups of different block sizes")
+	}
+	m.blockSize = unit
+	m.align = 1
+	inside := false // hits may end inside of blocks
+	for _, g := range m.groups {
+		g.size = max(1, uint32(g.blockSize/unit))
+		inside = inside || g.kind == State && g.size > 1
+	}
+	for _, g := range m.groups {
+		inside = inside && (g.size == 1 || g.kind == State || g.full())
+	}
+	for _, g := range m.groups {
+		if !inside {
+			m.align = m.align / uint32(divisor(int(m.align), int(g.size))) * g.size
+		}
+	}
+}
+
+// divisor is the largest that two sizes have in common; 0 is not known.
+func divisor(a, b int) int {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
+
+// outgrow says that what came before must be told again.
+func (m *Mirror) outgrow(reason string) {
+	if m.outgrown == "" {
+		m.outgrown = reason
+		m.forbid(reason)
+	}
+}
+
+// inside says whether hits may end inside of blocks.
+func (m *Mirror) inside() bool {
+	return m.align == 1 && slices.ContainsFunc(m.groups, func(g *group) bool { return g.size > 1 })
 }
 
 // judgeDrops decides which groups drop the last block of a hit.
@@ -129,10 +206,23 @@ func (m *Mirror) judgeDrops() {
 			last = g
 		}
 	}
-	m.drops = m.cfg.Rule.Drop != DropNone
+	m.dropped = 0
+	if m.cfg.Rule.Drop != DropNone {
+		m.dropped = 1
+	}
+	inside := m.inside()
 	for _, g := range m.groups {
 		g.drops = m.cfg.Rule.Drop == DropAttention && g.attention() ||
 			m.cfg.Rule.Drop == DropLast && g.attention() && g.like(last)
+		switch {
+		case !g.drops:
+			g.lag = 0
+		case inside:
+			g.lag = 1
+		default:
+			g.lag = g.size
+		}
+		m.dropped = max(m.dropped, g.lag)
 	}
 }
 
@@ -140,51 +230,55 @@ func (m *Mirror) judgeDrops() {
 // of it at the most.
 func (m *Mirror) judgeTail(g *group) {
 	longest := 0
-	switch {
-	case m.blockSize == 0:
+	switch size := g.blockSize; {
+	case m.blockSize == 0 || size == 0:
 	case g.kind == Sliding && g.window > 0:
-		longest = (g.window - 2 + m.blockSize) / m.blockSize
+		longest = (g.window - 2 + size) / size
 	case g.kind == Sliding:
 		m.guess = "the window of a sliding group is not known: it is followed like full attention"
 	case g.kind == State:
 		longest = 1
-	case g.kind == Chunked && m.cfg.Rule.Chunk > 0:
-		longest = m.cfg.Rule.Chunk / m.blockSize
+	case g.kind == Chunked && m.cfg.Rule.Chunk >= size:
+		longest = m.cfg.Rule.Chunk/size + 1
 	case g.kind == Chunked:
 		m.guess = "the chunk of chunked-local attention is not known: it is followed like full attention"
 	}
+	prefix := longest == 0
 	if g.drops && longest > 0 {
 		longest++
 	}
+	if prefix && (m.names.on || g.size > 1) {
+		longest = 1
+	}
 	longest = min(longest, math.MaxUint16)
-	switch {
-	case uint16(longest) == g.longest:
-	case longest == 0:
-		g.tail = nil
-	default:
+	if uint16(longest) == g.longest && prefix == g.prefix {
+		return
+	}
+	g.prefix, g.longest, g.tail = prefix, uint16(longest), nil
+	if longest > 0 {
 		g.tail = make([]uint16, len(m.nodes), cap(m.nodes))
 	}
-	g.longest = uint16(longest)
+	m.markAll()
 }
 
-// needed is how many blocks up to one at a position a group must hold for a hit
-// that ends there; for a group that drops, one that ends a block before.
-func (m *Mirror) needed(g *group, position uint32) int {
-	blocks := int(position) + 1
+// needed is how many blocks, the last ones, a group must hold for a hit of so
+// many blocks of the mirror.
+func (m *Mirror) needed(g *group, hit uint32) int {
 	if g.drops {
-		return m.reach(g, blocks-1) + 1
+		return m.reach(g, hit) + 1
 	}
-	return m.reach(g, blocks)
+	return m.reach(g, hit)
 }
 
-// reach is how many of a hit's blocks, the last ones, a group must hold.
-func (m *Mirror) reach(g *group, blocks int) int {
-	need := int(g.longest)
+// reach is needed without what is dropped.
+func (m *Mirror) reach(g *group, hit uint32) int {
+	blocks, need := int(hit/g.size), int(g.longest)
 	if g.drops {
 		need--
 	}
-	if g.kind == Chunked {
-		need = blocks % (m.cfg.Rule.Chunk / m.blockSize)
+	if chunk := m.cfg.Rule.Chunk; g.kind == Chunked {
+		tokens := int(hit) * m.blockSize
+		need = blocks - tokens/chunk*chunk/g.blockSize
 	}
 	return min(need, blocks)
 }
@@ -192,16 +286,27 @@ func (m *Mirror) reach(g *group, blocks int) int {
 // retail brings a block's tails up to date, and says whether one changed: those
 // of the blocks below may have changed then, too.
 func (m *Mirror) retail(i int32) (changed bool) {
+	n := &m.nodes[i]
 	for _, g := range m.groups {
 		if g.tail == nil {
 			continue
 		}
+		above := uint16(0)
+		switch {
+		case n.parent > 0:
+			above = g.tail[n.parent]
+		case n.parent == 0 && g.prefix:
+			above = 1
+		}
 		tail := uint16(0)
-		if g.copies[i].sure > 0 {
-			tail = 1
-			if parent := m.nodes[i].parent; parent > 0 {
-				tail = min(g.tail[parent]+1, g.longest)
-			}
+		switch {
+		case g.size > 1 && g.kind != State && (n.position+1)%g.size != 0:
+			tail = above
+		case g.copies[i].sure == 0:
+		case g.prefix:
+			tail = above
+		default:
+			tail = min(above+1, g.longest)
 		}
 		changed = changed || tail != g.tail[i]
 		g.tail[i] = tail
@@ -210,10 +315,11 @@ func (m *Mirror) retail(i int32) (changed bool) {
 }
 
 // usable says whether the engine would accept a hit that ends at a block on the
-// GPU lane. Where a block is dropped, it is the one that is dropped.
+// GPU lane. Where blocks are dropped, it is the last of them.
 func (m *Mirror) usable(i int32) bool {
-	if m.drops && m.nodes[i].position == 0 {
-		return false // nothing would be left
+	length := m.nodes[i].position + 1
+	if length <= m.dropped || (length-m.dropped)%m.align != 0 {
+		return false
 	}
 	any := false
 	for _, g := range m.groups {
@@ -221,15 +327,34 @@ func (m *Mirror) usable(i int32) bool {
 			continue
 		}
 		any = true
-		at, position := i, m.nodes[i].position
-		if m.drops && !g.drops {
-			at, position = m.nodes[i].parent, position-1
-		}
-		if int(g.tail[at]) < m.needed(g, position) {
+		if !m.accepts(g, m.above(i, m.dropped-g.lag), length-m.dropped) {
 			return false
 		}
 	}
 	return any
+}
+
+// accepts says whether a group accepts a hit of so many blocks. at is the last
+// block of the hit, or of what the group drops.
+func (m *Mirror) accepts(g *group, at int32, hit uint32) bool {
+	whole := (hit+g.lag)%g.size == 0
+	switch {
+	case g.kind == State:
+		return g.copies[at].sure > 0
+	case g.prefix:
+		// Inside of a block it takes one that begins it and ends there. A longer
+		// one does, too, but only for prompts that go on as it does.
+		return g.tail[at] > 0 && (whole || g.copies[at].sure > 0)
+	}
+	return whole && int(g.tail[at]) >= m.needed(g, hit)
+}
+
+// above is the block so many before one.
+func (m *Mirror) above(i int32, blocks uint32) int32 {
+	for ; blocks > 0 && i > 0; blocks-- {
+		i = m.nodes[i].parent
+	}
+	return max(i, 0)
 }
 
 // forbid sets the reason against any credit, none when empty. It is called
@@ -251,15 +376,21 @@ func (m *Mirror) held(i int32) (gpu, host, cold bool) {
 	gpu, host, cold = true, true, true
 	for _, g := range m.groups {
 		c := g.copies[i]
-		gpu = gpu && (c.sure > 0 || g.tail != nil)
+		gpu = gpu && (c.sure > 0 || g.tail != nil) // with names, every block leads to a copy
 		host = host && c.tiers&onHost != 0
 		cold = cold && c.tiers != 0
 	}
 	return gpu, host, cold
 }
 
-// alive says whether a block has a copy anywhere.
+// alive says whether a block has a copy anywhere, or leads to one where blocks
+// without copies have names.
 func (m *Mirror) alive(i int32) bool {
+	return m.copied(i) || m.names.on && m.names.reasons[i] > 0
+}
+
+// copied says whether a block has a copy anywhere.
+func (m *Mirror) copied(i int32) bool {
 	for _, g := range m.groups {
 		if !g.copies[i].none() {
 			return true
@@ -273,6 +404,9 @@ func (m *Mirror) set(g *group, i int32, c copies) {
 	old := g.copies[i]
 	if old == c {
 		return
+	}
+	if m.names.on {
+		m.setNamed(g, i, c)
 	}
 	g.copies[i] = c
 	m.gpuCopies += int(c.sure) - int(old.sure)

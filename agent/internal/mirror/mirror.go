@@ -23,6 +23,12 @@
 //     own on that lane: engines load a prefix, they do not hop between tiers.
 //   - Tokens come from GPU stores only. Offloading events tell no salt and no
 //     multimodal item, so their blocks are joined by engine hash.
+//   - Groups that leave blocks out of their events don't say which. Where a group
+//     announces every unit of the engine's hashes, equal hashes say it. Where none
+//     does, the hashes of all units are recomputed from the tokens; a recomputed
+//     hash names its content whether or not the engine has it. The GPU lane then
+//     holds every block that leads to one with a copy, or to where a prompt that is
+//     being computed goes on.
 //   - One hash with two contents, or one content with two hashes, means that the
 //     events don't tell all: all of them are withheld until they are gone.
 //
@@ -31,6 +37,7 @@
 package mirror
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/kvscout/kvscout/protocol/blockkey"
@@ -89,6 +96,13 @@ type Rule struct {
 	// are followed as if they needed the whole prefix, which promises less.
 	Chunk int
 	Drop  Drop
+	// Unit of the engine's hashes in tokens; 0: the largest that divides the block
+	// sizes of all groups.
+	Unit int
+	// Algorithm and Seed of its hashes; empty: those that are common are tried.
+	Algorithm, Seed string
+	// Tagged: its hashes cover what extra keys are, not only the keys.
+	Tagged bool
 }
 
 // Store is one BlockStored event, normalised.
@@ -140,7 +154,7 @@ type Op struct {
 // Config of a Mirror.
 type Config struct {
 	Model string // identity of the keys
-	// BlockSize in tokens; 0: learned from the first full-attention event.
+	// BlockSize in tokens; 0: learned from the events.
 	BlockSize int
 	// MaxBlocks of the engine's GPU pool; 0: not known.
 	MaxBlocks int
@@ -181,7 +195,10 @@ type Mirror struct {
 	crowded  bool // more groups than maxGroups were named
 	noCredit string
 	guess    string // why less than the engine's own number is promised; empty: it is not
-	drops    bool   // some group drops the last block of a hit
+	outgrown string // why all that came before must be told again; empty: it need not
+	align    uint32 // hits end at multiples of so many blocks
+	dropped  uint32 // blocks that a hit leaves out, its last ones
+	names    names
 
 	adapters map[string]uint16
 
@@ -199,6 +216,7 @@ type Mirror struct {
 	changed []int32 // scratch of Drain
 	stack   []int32 // scratch of walks
 	runs    []run   // scratch of Drain
+	visits  []visit // scratch of Drain
 
 	count  [Lanes + 1]int // the last are Ends
 	digest [Lanes + 1]uint64
@@ -216,15 +234,16 @@ type call struct {
 
 // Stats of a mirror. Waiting and Withheld are as of the last Drain.
 type Stats struct {
-	Nodes     int    // hashes in memory
-	GPUCopies int    // copies in GPU memory over all groups
-	Waiting   int    // blocks held whose prefix is not known
-	Withheld  int    // blocks held that are not published, with all below them
-	Doubtful  int    // blocks with unproven copies only
-	BlockSize int    // 0: not known yet
-	NoCredit  string // why nothing at all is published; empty: it is
-	Guess     string // why depths are a lower bound; empty: they are not
-	Groups    int    // KV-cache groups
+	Nodes      int    // hashes in memory
+	GPUCopies  int    // copies in GPU memory over all groups
+	Waiting    int    // blocks held whose prefix is not known
+	Withheld   int    // blocks held that are not published, with all below them
+	Doubtful   int    // blocks with unproven copies only
+	BlockSize  int    // 0: not known yet
+	NoCredit   string // why nothing at all is published; empty: it is
+	Guess      string // why depths are a lower bound; empty: they are not
+	Groups     int    // KV-cache groups
+	Recomputes bool   // hashes, because no group announces every block
 
 	Stored         uint64 // copies announced
 	Removed        uint64 // copies removed
@@ -234,6 +253,7 @@ type Stats struct {
 	Refused        uint64 // stores of the wrong size or form
 	Dropped        uint64 // blocks not mirrored because the bound was reached
 	Contradictions uint64 // hashes with two contents, contents with two hashes
+	Unnamed        uint64 // copies whose content cannot be told
 }
 
 // New makes an empty mirror.
@@ -253,7 +273,9 @@ func (m *Mirror) Reset() {
 	stats.Waiting, stats.Withheld = 0, 0
 	*m = Mirror{
 		cfg:        m.cfg,
-		blockSize:  m.cfg.BlockSize,
+		blockSize:  cmp.Or(m.cfg.BlockSize, m.names.unit),
+		align:      1,
+		names:      m.names.anew(),
 		nodes:      make([]node, 1, 256),
 		byHash:     newTable(),
 		byKey:      newTable(),
@@ -274,10 +296,16 @@ func (m *Mirror) SetMaxNodes(n int) { m.cfg.MaxNodes = n }
 // SetRule tells how the engine's hits end once that is known.
 func (m *Mirror) SetRule(r Rule) {
 	if r != m.cfg.Rule {
+		m.names.relearn(m.cfg.Rule, r)
 		m.cfg.Rule = r
 		m.judge()
 	}
 }
+
+// Outgrown says why everything must be told again from the beginning of the
+// engine's life, after a Reset: its blocks were taken for larger ones, or its
+// hashes for others, than they are. Empty: it need not.
+func (m *Mirror) Outgrown() string { return m.outgrown }
 
 // HasEnds says that some group of the engine does not need the whole prefix: a
 // hit ends at a block of Ends, and nowhere else.
@@ -291,13 +319,8 @@ func (m *Mirror) HasEnds() bool {
 }
 
 // Dropped is the number of blocks, the last ones, that the engine leaves out
-// of a hit: 0 or 1.
-func (m *Mirror) Dropped() int {
-	if m.drops {
-		return 1
-	}
-	return 0
-}
+// of a hit: one of the largest block size among the groups that drop one.
+func (m *Mirror) Dropped() int { return int(m.dropped) }
 
 // Kinds is the number of kinds of groups: those that differ in attention, in
 // window or in block size.
@@ -312,9 +335,10 @@ func (m *Mirror) Kinds() int {
 }
 
 // Overflown reports that more copies are believed to be in GPU memory than the
-// engine has blocks: the mirror has drifted and must be reset.
+// engine has blocks: the mirror has drifted and must be reset. Where hits end
+// inside of blocks, one block is announced several times, as far as it is filled.
 func (m *Mirror) Overflown() bool {
-	return m.cfg.MaxBlocks > 0 && m.gpuCopies > m.cfg.MaxBlocks
+	return m.cfg.MaxBlocks > 0 && m.gpuCopies > m.cfg.MaxBlocks && !m.inside()
 }
 
 // Count returns the number of blocks held on a lane, or of Ends, as of the last
@@ -333,7 +357,8 @@ func (m *Mirror) Stats() Stats {
 	s.Doubtful = m.doubts
 	s.BlockSize = m.blockSize
 	s.NoCredit = m.noCredit
-	s.Guess = m.guess
+	s.Guess = cmp.Or(m.guess, m.unnamed())
+	s.Recomputes = m.names.on
 	s.Groups = len(m.groups)
 	return s
 }

@@ -323,20 +323,14 @@ func TestReportedHitsDontFillSlidingGroups(t *testing.T) {
 }
 
 func TestGroupsThatCannotBeFollowedEndAllCredit(t *testing.T) {
-	coarse := in(0, Sliding, chain(0, 1))
-	coarse.Tokens, coarse.BlockSize = []uint32{1, 1, 1, 1}, 4
 	many := make([]any, 0, maxGroups+1)
 	for g := range maxGroups + 1 {
 		many = append(many, in(g, Full, chain(0, 1)))
 	}
 	cases := map[string][]any{
-		"neither full nor sliding":  {in(0, Full, chain(0, 1)), in(1, Other, chain(0, 1))},
-		"several without kind":      {in(0, Unspecified, chain(0, 1)), in(1, Unspecified, chain(0, 1))},
-		"only sliding":              {in(0, Sliding, chain(0, 1))},
-		"kind of a group changed":   {in(0, Full, chain(0, 1)), in(0, Sliding, chain(0, 1))},
-		"block sizes differ":        {coarse, in(1, Full, chain(0, 1))},
-		"block sizes differ, later": {in(1, Full, chain(0, 1)), coarse},
-		"too many groups":           many,
+		"neither full nor sliding": {in(0, Full, chain(0, 1)), in(1, Other, chain(0, 1))},
+		"kind of a group changed":  {in(0, Full, chain(0, 1)), in(0, Sliding, chain(0, 1))},
+		"too many groups":          many,
 	}
 	for name, events := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -350,8 +344,18 @@ func TestGroupsThatCannotBeFollowedEndAllCredit(t *testing.T) {
 
 func TestOneGroupOfUnspecifiedKindIsFull(t *testing.T) {
 	newBench(t, Config{}).send(in(0, Unspecified, chain(0, 1)), Remove{Hashes: []uint64{7}}).want(1, 1, 1, 1).
-		send(in(1, Unspecified, chain(0, 1))).want(0, 0, 0, 1)
+		send(in(1, Unspecified, chain(0, 3))).want(0, 0, 0, 1)
 	newBench(t, Config{}).send(in(0, Unspecified, chain(0, 1)), Remove{Hashes: []uint64{1}}).want(0, 0, 0, 1)
+}
+
+// Groups whose kind is not told may need less than the whole prefix: what all
+// of them hold of it is a lower bound.
+func TestGroupsOfUnknownKindAreFollowedLikeFullAttention(t *testing.T) {
+	b := newBench(t, Config{}).send(in(0, Unspecified, chain(0, 1, 2)), in(1, Unspecified, chain(0, 1))).want(1, 1, 1, 1, 2)
+	if s := b.m.Stats(); s.Guess == "" || s.NoCredit != "" {
+		t.Errorf("%+v", s)
+	}
+	b.send(in(0, Sliding, chain(2, 3)), in(1, Full, chain(1, 2, 3))).want(3, 3, 3, 1, 2, 3)
 }
 
 func TestSaltsAndAdaptersKeepTheirRoots(t *testing.T) {

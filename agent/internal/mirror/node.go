@@ -71,6 +71,7 @@ func (m *Mirror) add(hash uint64) int32 {
 				g.tail = append(g.tail, 0)
 			}
 		}
+		m.names.grow(len(m.nodes))
 	}
 	m.used++
 	m.nodes[i] = node{
@@ -123,6 +124,9 @@ func (m *Mirror) attach(i, parent int32) {
 		m.nodes[p.child].prev = i
 	}
 	p.child = i
+	if m.names.on && parent > 0 && m.alive(i) {
+		m.hold(parent, 1)
+	}
 }
 
 func (m *Mirror) detach(i int32) {
@@ -163,10 +167,15 @@ func (m *Mirror) bury(i int32) {
 	}
 }
 
-// exorcise frees a ghost that nobody names any more.
+// exorcise frees a ghost that nobody names any more, and what lives no longer
+// without having had a copy.
 func (m *Mirror) exorcise(i int32) {
 	n := &m.nodes[i]
-	if n.has(flagLive) && n.child == 0 && n.told == 0 && !n.has(flagContent) && !m.alive(i) {
+	switch {
+	case !n.has(flagLive) || n.child != 0 || n.told != 0 || m.alive(i):
+	case n.has(flagContent):
+		m.bury(i)
+	default:
 		m.release(i)
 	}
 }
@@ -174,6 +183,7 @@ func (m *Mirror) exorcise(i int32) {
 func (m *Mirror) release(i int32) {
 	n := &m.nodes[i]
 	m.byHash.remove(n.hash, i)
+	m.names.release(i)
 	for _, g := range m.groups {
 		if g.tail != nil {
 			g.tail[i] = 0

@@ -41,6 +41,9 @@ func (m *Mirror) removeFrom(g *group, i int32, t Tier) bool {
 
 // Clear applies the loss of a whole tier, in all groups. Other tiers stay.
 func (m *Mirror) Clear(t Tier) {
+	if t == GPU {
+		m.unpin() // an engine with a request under way clears nothing
+	}
 	m.each(func(i int32) {
 		for _, g := range m.groups {
 			c := g.copies[i]

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/kvscout/kvscout/agent/internal/blockhash"
 	"github.com/kvscout/kvscout/protocol/blockkey"
 )
 
@@ -14,6 +15,7 @@ const (
 	stateCrowded = 1 << iota
 	stateSaltSeen
 	stateLossy
+	stateNames
 	stateBits = 1<<iota - 1
 )
 
@@ -45,6 +47,9 @@ func (m *Mirror) Append(dst []byte) []byte {
 	}
 	if m.lossy {
 		bits |= stateLossy
+	}
+	if m.names.on {
+		bits |= stateNames
 	}
 	dst = append(dst, bits)
 
@@ -87,6 +92,12 @@ func (m *Mirror) Append(dst []byte) []byte {
 			dst = m.appendNode(dst, int32(i), number)
 		}
 	}
+	if m.names.on {
+		dst = binary.AppendUvarint(dst, uint64(len(m.names.tips)))
+		for k := range m.names.tips {
+			dst = binary.AppendUvarint(dst, uint64(number[m.names.tips[(m.names.tip+k)%len(m.names.tips)]]))
+		}
+	}
 	return dst
 }
 
@@ -116,6 +127,9 @@ func (m *Mirror) appendNode(dst []byte, i int32, number []int32) []byte {
 		dst = binary.AppendUvarint(dst, uint64(c.maybe))
 		dst = append(dst, c.tiers)
 	}
+	if m.names.on {
+		dst = append(dst, m.names.digests[i][:]...)
+	}
 	return dst
 }
 
@@ -139,9 +153,6 @@ func (m *Mirror) Restore(state []byte) error {
 		m.Reset()
 		return err
 	}
-	if len(m.groups) > 0 {
-		m.judge()
-	}
 	m.markAll()
 	for i := 1; i < len(m.nodes); i++ { // what had been lost and not been told
 		if m.nodes[i].has(flagLive) {
@@ -156,12 +167,13 @@ func (m *Mirror) restore(r *stateReader) error {
 	if m.cfg.BlockSize != 0 && blockSize != m.cfg.BlockSize {
 		return fmt.Errorf("state of block size %d, want %d", blockSize, m.cfg.BlockSize)
 	}
-	m.blockSize = blockSize
+	m.blockSize, m.names.unit = blockSize, blockSize
 	bits := r.byte(stateBits)
+	named := bits&stateNames != 0
 	m.crowded, m.saltSeen, m.lossy = bits&stateCrowded != 0, bits&stateSaltSeen != 0, bits&stateLossy != 0
 	for range r.count(maxGroups, 4) {
 		g := &group{
-			id: int(r.uvarint(math.MaxInt32)), kind: GroupKind(r.byte(7)),
+			size: 1, id: int(r.uvarint(math.MaxInt32)), kind: GroupKind(r.byte(7)),
 			blockSize: int(r.uvarint(maxBlockSize)), window: int(r.uvarint(math.MaxInt32)),
 		}
 		if g.kind > Other {
@@ -183,7 +195,11 @@ func (m *Mirror) restore(r *stateReader) error {
 		key := blockkey.Key(r.uint64())
 		m.rootHashes[key] = r.uint64()
 	}
-	n := r.count(uint64(m.cfg.MaxNodes), flatNode+3*len(m.groups))
+	least := flatNode + 3*len(m.groups)
+	if named {
+		least += len(blockhash.Digest{})
+	}
+	n := r.count(uint64(m.cfg.MaxNodes), least)
 	if r.err != nil {
 		return r.err
 	}
@@ -191,12 +207,34 @@ func (m *Mirror) restore(r *stateReader) error {
 	for _, g := range m.groups {
 		g.copies = make([]copies, 1, n+1)
 	}
+	digests := make([]blockhash.Digest, 1, n+1)
 	for range n {
 		if m.restoreNode(r, n); r.err != nil {
 			return r.err
 		}
+		if named {
+			var digest blockhash.Digest
+			copy(digest[:], r.take(len(digest)))
+			digests = append(digests, digest)
+		}
 	}
 	m.link()
+	if len(m.groups) > 0 {
+		m.judge()
+	}
+	if !named {
+		return r.err
+	}
+	if !m.names.on {
+		r.fail()
+		return r.err
+	}
+	m.names.digests = digests
+	for range r.count(maxTips, 1) {
+		if i := int32(r.uvarint(uint64(n))); i > 0 {
+			m.pin(i)
+		}
+	}
 	return nil
 }
 

@@ -4,7 +4,7 @@ import "github.com/kvscout/kvscout/protocol/blockkey"
 
 // Store applies a BlockStored event.
 func (m *Mirror) Store(s Store) {
-	if s.Group < 0 || s.Tier > Disk || s.Kind > Other || s.BlockSize < 0 || s.BlockSize > maxBlockSize {
+	if !s.valid() {
 		m.stats.Refused++
 		return
 	}
@@ -18,7 +18,12 @@ func (m *Mirror) Store(s Store) {
 		return
 	}
 	switch {
-	case g.full():
+	case m.names.on:
+		if m.outgrown == "" && g.kind != Other && s.BlockSize > 0 && s.BlockSize%m.blockSize == 0 {
+			m.name(&s)
+			m.storeSparse(g, &s)
+		}
+	case g.kind == Full, g.kind == Unspecified && (len(m.groups) == 1 || s.dense()):
 		m.storeFull(g, &s)
 	case g.kind != Other && s.BlockSize == g.blockSize:
 		m.storeSparse(g, &s)
@@ -26,6 +31,15 @@ func (m *Mirror) Store(s Store) {
 	if m.doubts > maxDoubts {
 		m.dropDoubts()
 	}
+}
+
+func (s *Store) valid() bool {
+	return s.Group >= 0 && s.Tier <= Disk && s.Kind <= Other && s.BlockSize >= 0 && s.BlockSize <= maxBlockSize
+}
+
+// dense says that all blocks whose tokens a store tells are announced.
+func (s *Store) dense() bool {
+	return len(s.Hashes) > 0 && len(s.Tokens) == len(s.Hashes)*s.BlockSize
 }
 
 // storeFull adds blocks with their content.
@@ -38,9 +52,9 @@ func (m *Mirror) storeFull(g *group, s *Store) {
 		m.stats.Refused++
 		return
 	}
-	if m.blockSize == 0 {
-		m.blockSize = s.BlockSize
-		m.judge()
+	if s.BlockSize != m.blockSize && s.BlockSize == g.blockSize && s.BlockSize%m.blockSize == 0 {
+		m.storeSparse(g, s) // a finer group names its blocks
+		return
 	}
 	if s.BlockSize != m.blockSize {
 		m.stats.Refused++
@@ -100,6 +114,9 @@ func (m *Mirror) describe(i, parent int32, block *node, withhold bool) {
 	n := &m.nodes[i]
 	if !n.has(flagContent) {
 		n.parentHash, n.local, n.adapter = block.parentHash, block.local, block.adapter
+		if m.names.on && m.copied(i) {
+			m.names.unnamed--
+		}
 		n.flags |= block.flags
 		m.attach(i, parent)
 		m.mark(i)
@@ -151,7 +168,10 @@ func (m *Mirror) storeSparse(g *group, s *Store) {
 			m.drop(len(s.Hashes) - k)
 			return
 		}
-		if real {
+		if m.names.on && !m.nodes[i].has(flagContent) {
+			m.stats.Unnamed++
+		}
+		if c := g.copies[i]; real || g.full() && c.sure == 0 && c.maybe == 0 {
 			m.addCopy(g, i)
 		} else {
 			m.stats.Repeated++
@@ -164,8 +184,8 @@ func (m *Mirror) storeSparse(g *group, s *Store) {
 // real says whether a store is of copies for certain, and not perhaps the report
 // of a hit. What is real in one group is real in all of its call.
 func (m *Mirror) real(s *Store) bool {
-	if s.HasParent || s.Physical {
-		return true
+	if g := m.group(s.Group); s.HasParent || s.Physical || g != nil && s.BlockSize < g.blockSize {
+		return true // hits are reported in whole blocks
 	}
 	c := call{group: s.Group, tokens: len(s.Tokens), print: blockkey.Local(s.Tokens, nil)}
 	if last := &m.call; last.group < c.group && last.tokens == c.tokens && last.print == c.print {
@@ -187,29 +207,38 @@ func (m *Mirror) mayBeHit(s *Store) bool {
 	if m.lossy || n == 0 {
 		return true
 	}
-	nodes := m.stack[:0]
+	last := int32(0)
 	for _, hash := range s.Hashes {
-		i := m.find(hash)
-		if i == 0 {
+		if last = m.find(hash); last == 0 {
 			return false
 		}
-		nodes = append(nodes, i)
 	}
-	m.stack = nodes
+	if m.blockSize == 0 || s.BlockSize%m.blockSize != 0 {
+		return true
+	}
+	hit := uint32(n * s.BlockSize / m.blockSize)
+	if hit%m.align != 0 {
+		return false
+	}
 	for _, g := range m.groups {
+		if hit%g.size != 0 {
+			continue // a hit inside of a block
+		}
 		need := 0 // of a group whose rule is not known
 		switch {
 		case g.full():
-			need = n
+			need = int(hit / g.size)
 		case g.tail != nil:
-			need = m.reach(g, n)
+			need = m.reach(g, hit)
 		}
-		for _, i := range nodes[n-need:] {
-			if c := g.copies[i]; c.sure == 0 && c.maybe == 0 {
+		at := last
+		for ; need > 0 && at > 0; need-- {
+			if c := g.copies[at]; c.sure == 0 && c.maybe == 0 {
 				return false
 			}
+			at = m.above(at, g.size)
 		}
-		if g.drops && !m.anyBelow(g, nodes[n-1]) {
+		if g.drops && g.size == 1 && !m.anyBelow(g, last) {
 			return false
 		}
 	}

@@ -2,6 +2,7 @@ package vllm
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,6 +63,7 @@ type Cache struct {
 	BlockSize     int    // tokens; 0: not known
 	Blocks        int    // of the GPU pool; 0: not known
 	Algorithm     string // of the engine's hashes
+	HashUnit      int    // tokens, of the engine's hashes; 0: it follows from the groups
 	PrefixCaching *bool
 }
 
@@ -348,6 +350,7 @@ func (r *metricsReader) caches() {
 		c := &rank.Cache
 		c.BlockSize, c.Blocks = number(s.labels["block_size"]), number(s.labels["num_gpu_blocks"])
 		c.Algorithm = s.labels["prefix_caching_hash_algo"]
+		c.HashUnit = cmp.Or(number(s.labels["prefix_match_unit"]), number(s.labels["hash_block_size"]))
 		switch on := s.labels["enable_prefix_caching"]; on {
 		case "True", "False":
 			enabled := on == "True"

@@ -32,6 +32,11 @@ func newEngine(rec *recording.Recording) (*engine, error) {
 	for name, root := range rec.Meta.LoraPaths {
 		e.loras[name] = root
 	}
+	for _, name := range servedFromTheStart(rec) {
+		if e.loras[name] == "" {
+			e.loras[name] = name
+		}
+	}
 	for range rec.Ranks() {
 		p, err := fakevllm.NewPublisher(fakevllm.PublisherConfig{
 			ReplayEndpoint:   "tcp://127.0.0.1:0",
@@ -57,6 +62,21 @@ func newEngine(rec *recording.Recording) (*engine, error) {
 	e.server = &http.Server{Handler: e.alive(mux)}
 	go func() { _ = e.server.Serve(listener) }()
 	return e, nil
+}
+
+// servedFromTheStart are the adapters that requests name and nothing loads.
+func servedFromTheStart(rec *recording.Recording) (names []string) {
+	loaded := map[string]bool{rec.Meta.ServedName: true, "": true}
+	for _, s := range rec.Steps {
+		if m := load.FindStringSubmatch(s.Action); m != nil {
+			loaded[m[1]] = true
+		}
+		if s.Send != nil && !loaded[s.Send.Adapter] {
+			loaded[s.Send.Adapter] = true
+			names = append(names, s.Send.Adapter)
+		}
+	}
+	return names
 }
 
 // alive drops the connection while the engine is dead.
@@ -206,8 +226,8 @@ func complete(rec *recording.Recording, page string) string {
 		return whole.String()
 	}
 	for rank := range rec.Ranks() {
-		fmt.Fprintf(&whole, "vllm:cache_config_info{block_size=\"%d\",num_gpu_blocks=\"%d\",enable_prefix_caching=\"True\",engine=\"%d\"} 1.0\n",
-			rec.Meta.BlockSize, rec.Meta.Blocks, rank)
+		fmt.Fprintf(&whole, "vllm:cache_config_info{block_size=\"%d\",num_gpu_blocks=\"%d\",prefix_caching_hash_algo=%q,prefix_match_unit=\"%d\",enable_prefix_caching=\"True\",engine=\"%d\"} 1.0\n",
+			rec.Meta.BlockSize, rec.Meta.Blocks, rec.Meta.Algorithm, rec.Meta.Rule.Unit, rank)
 	}
 	return whole.String()
 }

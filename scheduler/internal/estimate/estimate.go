@@ -32,9 +32,10 @@ func New() *Estimates {
 	return e
 }
 
-// Tick learns from the load samples and reports that have come.
-func (e *Estimates) Tick(view *fleet.View, x *index.Index, now time.Time) {
-	e.Speeds.learn(view, now)
+// Tick learns from the load samples and reports that have come. It calls reprice
+// for members whose prefills are believed to take so many times as long as before.
+func (e *Estimates) Tick(view *fleet.View, x *index.Index, now time.Time, reprice func(id fleet.ID, by float64)) {
+	e.Speeds.learn(view, now, reprice)
 	e.Caches.count(view, x, now)
 	e.Outputs.publish(now)
 }

@@ -21,7 +21,25 @@ type Speeds struct {
 	names  []string // of whom curves knows, by number
 }
 
-func (s *Speeds) learn(view *fleet.View, now time.Time) {
+// repriced is the change of a speed from which on what is reserved follows it.
+const repriced = 0.02
+
+// learn takes the samples that have come, and tells whose prefills are believed to
+// take so many times as long from here on.
+func (s *Speeds) learn(view *fleet.View, now time.Time, reprice func(id fleet.ID, by float64)) {
+	was := s.Fitted()
+	s.observe(view, now)
+	is := s.Fitted()
+	for _, m := range view.Members {
+		before, after := was.Of(m.ID, m.Hash), is.Of(m.ID, m.Hash)
+		by := after.Prefill(after.PromptTokens, 0) / before.Prefill(after.PromptTokens, 0)
+		if math.Abs(by-1) > repriced {
+			reprice(m.ID, by)
+		}
+	}
+}
+
+func (s *Speeds) observe(view *fleet.View, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	names := make([]string, len(s.names))

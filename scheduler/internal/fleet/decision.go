@@ -1,6 +1,9 @@
 package fleet
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 const (
 	// overdue is how often the predicted time to the first token a
@@ -42,7 +45,8 @@ type Choice struct {
 	// Share of the member that the request takes until its end; 0: not known.
 	Share float64
 	// EndMS is the predicted time to the end. Where nobody reports, slot and
-	// share are charged so long; 0: no longer than the prefill is believed.
+	// share are charged so long; 0: not known, no longer than the prefill is
+	// believed.
 	EndMS float64
 	// Decode is another member that decodes what Member prefills, and is
 	// charged a slot; nil: Member does both.
@@ -117,6 +121,7 @@ type decision struct {
 	moved      bool      // another member than the chosen one served it
 	lost       bool      // who served it is none of ours
 	at         time.Time // of the decision
+	ready      time.Time // when the engine could begin it, but for those before it
 	from       time.Time // a load sample of this time or later has seen it
 	turn       time.Time // since when it is the first that is not computed
 	tokens     uint64
@@ -231,10 +236,10 @@ func (f *Fleet) chargeLocked(s *slot, c Choice, id Decision, at, now time.Time) 
 	d.deadline = at.Add(min(patience, longestPrefill))
 	d.share, d.asked = finite(c.Share), c.Asked
 	if ms := finite(c.EndMS); ms > 0 {
-		d.end = at.Add(min(time.Duration(min(ms, 1e9)*float64(time.Millisecond)), longestDecision))
+		d.end = at.Add(min(milliseconds(ms), longestDecision))
 	}
 	if f.unheard >= silence {
-		d.guess(c.FirstTokenMS)
+		d.guess(finite(c.FirstTokenMS), s.ledger.sum.Wait(at))
 	}
 	if mark := c.SessionMark(); mark != 0 {
 		d.session = f.sessions.hash(mark)
@@ -262,16 +267,66 @@ func (f *Fleet) chargeLocked(s *slot, c Choice, id Decision, at, now time.Time) 
 // for as long as it was to be. Where nobody reports, a member is so charged what
 // it has left to compute. To wait for a report that does not come charges it for
 // longer than it takes, and ever longer: each request is predicted to wait for
-// those before it, and is believed the longer for that.
-func (d *decision) guess(firstTokenMS float64) {
+// those before it, and is believed the longer for that. backlogMS is what is to be
+// computed before it.
+func (d *decision) guess(firstTokenMS, backlogMS float64) {
 	d.guessed = true
+	d.ready = d.at.Add(milliseconds(max(firstTokenMS-d.prefillMS-backlogMS, 0)))
 	if d.end.IsZero() {
 		d.end = d.deadline
 	}
-	due := d.at.Add(time.Duration(min(finite(firstTokenMS), float64(longestPrefill/time.Millisecond)) * float64(time.Millisecond)))
-	if due.Before(d.deadline) {
+	if due := d.at.Add(milliseconds(firstTokenMS)); due.Before(d.deadline) {
 		d.deadline = due
 	}
+}
+
+// foresee predicts when a guessed prefill ends, that of those before it ends at
+// a time; and from when on samples have its request.
+func (f *Fleet) foresee(d *decision, before time.Time) {
+	begins := d.ready
+	if before.After(begins) {
+		begins = before
+	}
+	due := begins.Add(milliseconds(d.prefillMS))
+	if last := d.at.Add(longestPrefill); due.After(last) {
+		due = last
+	}
+	f.open.postpone(d, due)
+	if !d.seen {
+		d.from = d.at.Add(f.cfg.lag(float64(due.Sub(d.at)) / float64(time.Millisecond)))
+		d.slot.ledger.look(d)
+	}
+}
+
+// foreseeLocked predicts anew when the guessed prefills of a member end: one
+// after the other, from the one that is at its turn.
+func (f *Fleet) foreseeLocked(s *slot) {
+	var before time.Time
+	for d := s.ledger.first; d != nil; d = d.next {
+		if d.phase == prefilling && d.guessed {
+			if before.IsZero() {
+				before = d.turn
+			}
+			f.foresee(d, before)
+			before = d.deadline
+		}
+	}
+}
+
+// Reprice says that what a member has left to compute takes so many times as
+// long as was believed.
+func (f *Fleet) Reprice(id ID, by float64, now time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.expireLocked(now)
+	s := f.slotLocked(id)
+	if s == nil || s.ledger.sum.Prefills == 0 || !(by > 0) || by > math.MaxFloat32 {
+		return
+	}
+	s.ledger.reprice(by)
+	f.foreseeLocked(s)
+	f.expireLocked(now)
+	f.publishLocked(s, now)
 }
 
 // pairLocked charges a slot to the member that decodes, which gets the request
@@ -282,7 +337,7 @@ func (f *Fleet) pairLocked(d *decision, c *Choice, now time.Time) {
 	if s == nil || s.member.account != c.Decode.account {
 		return
 	}
-	prefilled := time.Duration(min(finite(c.FirstTokenMS), float64(longestPrefill/time.Millisecond)) * float64(time.Millisecond))
+	prefilled := min(milliseconds(c.FirstTokenMS), longestPrefill)
 	d.mate = &decision{slot: s, phase: decoding, at: d.at, from: d.from.Add(prefilled), end: d.end, deadline: d.at.Add(longestDecision)}
 	if !d.end.IsZero() {
 		d.mate.deadline = d.end
@@ -430,16 +485,17 @@ func (f *Fleet) endLocked(d *decision, now time.Time, ended bool) {
 }
 
 // quietLocked takes the charge off a decision and keeps it for a late report.
-func (f *Fleet) quietLocked(d *decision) {
-	d.slot.ledger.remove(d, false)
+// ended: its request is believed to be over.
+func (f *Fleet) quietLocked(d *decision, ended bool) {
+	d.slot.ledger.remove(d, ended)
 	f.open.silence(d, d.at.Add(longestDecision))
 }
 
 // expireLocked ends what was not reported in time.
 func (f *Fleet) expireLocked(now time.Time) {
 	for d := f.open.overdue(now); d != nil; d = f.open.overdue(now) {
-		if d.phase == decoding && d.guessed {
-			f.quietLocked(d)
+		if d.phase == decoding && now.Before(d.at.Add(longestDecision)) {
+			f.quietLocked(d, d.guessed)
 			f.publishLocked(d.slot, now)
 			continue
 		}
@@ -450,10 +506,13 @@ func (f *Fleet) expireLocked(now time.Time) {
 		f.stats.Expired++
 		f.unheard++
 		if d.mate == nil && d.end.After(now) {
+			if d.guessed {
+				d.slot.ledger.begun(d, d.deadline.Add(f.cfg.Settle))
+			}
 			d.slot.ledger.computed(d)
 			f.open.postpone(d, d.end)
 		} else {
-			f.quietLocked(d)
+			f.quietLocked(d, false)
 		}
 		f.publishLocked(d.slot, now)
 	}
@@ -465,8 +524,14 @@ func (f *Fleet) expireLocked(now time.Time) {
 func (f *Fleet) sampleLocked(s *slot, l *Load, now time.Time) {
 	s.ledger.settle(l.At)
 	if l.Running >= 0 && l.Waiting >= 0 {
+		prefills := s.ledger.sum.Prefills
 		for s.ledger.seen() > l.Running+l.Waiting {
-			f.quietLocked(s.ledger.oldestSeen())
+			f.quietLocked(s.ledger.oldestSeen(), false)
+		}
+		if s.ledger.sum.Prefills < prefills {
+			f.publishLocked(s, now) // another is at its turn
+			f.foreseeLocked(s)
+			f.expireLocked(now)
 		}
 	}
 	f.publishLocked(s, now)

@@ -149,6 +149,24 @@ func (l *ledger) look(d *decision) {
 	}
 }
 
+// reprice lets open prefills take so many times as long. What the one at its
+// turn has waited are prefills, too: it began that much sooner or later.
+func (l *ledger) reprice(by float64) {
+	first := true
+	l.sum.PrefillMS = 0
+	for d := l.first; d != nil; d = d.next {
+		if d.phase != prefilling {
+			continue
+		}
+		if first && d.guessed && d.turn.After(d.at) {
+			d.turn = d.at.Add(time.Duration(by * float64(d.turn.Sub(d.at))))
+		}
+		first = false
+		d.prefillMS *= by
+		l.sum.PrefillMS += d.prefillMS
+	}
+}
+
 // begun says that the engine has begun the request by now, so that samples from
 // here on have it.
 func (l *ledger) begun(d *decision, now time.Time) {
@@ -246,6 +264,11 @@ func (f *Fleet) publishLocked(s *slot, now time.Time) {
 	sum := l.sum
 	s.member.account.reserved.Store(&sum)
 	f.sums[s.member.ID] = sum
+}
+
+// milliseconds is a time in ms, a week at most.
+func milliseconds(ms float64) time.Duration {
+	return time.Duration(min(finite(ms), 7*24*3600*1000) * float64(time.Millisecond))
 }
 
 // finite returns v where it is a number of ms that one can add, else 0.

@@ -86,6 +86,64 @@ func TestWithoutReportsAPrefillEndsWhenItWasTo(t *testing.T) {
 	expect(0, 1)
 }
 
+// Where nobody reports, what is left to compute follows from when requests came
+// and what they take. When that turns out to be a twentieth, so does the backlog,
+// and what would have been done by now is done; when it turns out to be more, the
+// rest takes longer.
+func TestBacklogFollowsWhatPrefillsAreBelievedToTake(t *testing.T) {
+	f, ids := fleetOf(t, Config{}, 1)
+	m, wait := f.View().Member(ids[0]), 0.0
+	now := t0
+	for i := range 20 {
+		now = after(time.Duration(i) * 100 * time.Millisecond)
+		f.Decide("", now, func(_ ID, _ bool, sums []Reserved) (Choice, bool) {
+			wait = sums[ids[0]].Wait(now)
+			return Choice{Member: m, Uncached: 1000, PrefillMS: 1000, FirstTokenMS: wait + 1000, EndMS: 60_000}, true
+		})
+	}
+	if r := reserved(f, ids[0]); r.Prefills != 19 || r.Wait(now) < 18_000 {
+		t.Fatalf("20 that take a second each, ten a second: %+v", r)
+	}
+	f.Reprice(ids[0], 0.05, now)
+	if r := reserved(f, ids[0]); r.Prefills != 1 || math.Abs(r.Wait(now)-50) > 1e-6 || r.Open != 20 {
+		t.Fatalf("20 that take 50 ms each: %+v, %.1f ms left", r, r.Wait(now))
+	}
+	f.Reprice(ids[0], 4, now.Add(40*time.Millisecond))
+	if w := reserved(f, ids[0]).Wait(now.Add(40 * time.Millisecond)); math.Abs(w-160) > 1e-6 {
+		t.Errorf("one that takes 200 ms has %.1f ms left", w)
+	}
+	f.Sweep(now.Add(200 * time.Millisecond))
+	if r := reserved(f, ids[0]); r.Prefills != 0 {
+		t.Errorf("after its time: %+v", r)
+	}
+	for _, by := range []float64{0, -1, math.NaN(), math.Inf(1)} {
+		f.Reprice(ids[0], by, now)
+	}
+	f.Reprice(99, 2, now) // nobody
+}
+
+// A sample that shows fewer than were believed to wait takes their time with them:
+// those behind them come to their turn.
+func TestSampleBringsTheRestToItsTurn(t *testing.T) {
+	f, ids := fleetOf(t, Config{}, 1)
+	m := f.View().Member(ids[0])
+	for i := range 10 {
+		f.Decide("", t0, func(ID, bool, []Reserved) (Choice, bool) {
+			return Choice{Member: m, Uncached: 1000, PrefillMS: 1000, FirstTokenMS: float64(1000 * (i + 1)), EndMS: 60_000}, true
+		})
+	}
+	now := after(3 * time.Second)
+	f.Sweep(now)
+	f.Heard(ids[0], Info{}, load(now, 1, 0), now)
+	if w := reserved(f, ids[0]).Wait(now); math.Abs(w-1000) > 1e-6 {
+		t.Fatalf("one of ten is left: %.0f ms", w)
+	}
+	f.Sweep(now.Add(time.Second))
+	if r := reserved(f, ids[0]); r.Prefills != 0 || r.Open != 1 {
+		t.Errorf("a second later: %+v", r)
+	}
+}
+
 // A caller that crashed, or a lost report, must not leave load behind.
 func TestLostReportsLeaveNoLoad(t *testing.T) {
 	f, ids := fleetOf(t, Config{}, 1)

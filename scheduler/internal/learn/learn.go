@@ -163,7 +163,7 @@ func (f *fit) fade(keep float64) {
 
 // curve is the member's own fit, of which little is guessed.
 func (f *fit) curve() Curve {
-	c, _ := f.line.curve(Prior().Curve, ownWeight, guessTokens)
+	c, _, _ := f.line.curve(Prior().Curve, ownWeight, guessTokens, guess)
 	return f.lone.curve(c)
 }
 

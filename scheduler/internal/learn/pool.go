@@ -27,8 +27,9 @@ const (
 // requests, wherever they went; members may differ in how fast they are.
 type pool struct {
 	members []*fit
-	speed   Speed // of a member that has shown nothing
-	line    Curve // the linear fit, which members are held against
+	speed   Speed   // of a member that has shown nothing
+	line    Curve   // the linear fit, which members are held against
+	scatter scatter // of what all have shown
 	total   float64
 }
 
@@ -48,11 +49,16 @@ func (p *pool) settle() {
 	s.StepMS = step.or(s.StepMS)
 	s.StepBaseMS, s.StepRequestMS = all.fit(s.StepMS)
 	p.speed, p.line, p.total = s, s.Curve, 0
+	p.scatter = guess
+	for _, f := range p.members {
+		_, _, own := f.line.curve(Prior().Curve, ownWeight, s.PromptTokens, guess)
+		p.scatter.join(own)
+	}
 	m := newMiddle(len(p.members))
 	lines, own := make([]Curve, len(p.members)), make([]Speed, len(p.members))
 	for i, f := range p.members {
 		var variance float64
-		lines[i], variance = f.line.curve(Prior().Curve, ownWeight, s.PromptTokens)
+		lines[i], variance, _ = f.line.curve(Prior().Curve, ownWeight, s.PromptTokens, p.scatter)
 		own[i] = f.beside(s)
 		own[i].Curve = f.lone.curve(lines[i])
 		m.weights[i] = f.evidence(variance)
@@ -106,7 +112,7 @@ func (p *pool) of(f *fit, now time.Time) Speed {
 // difference of less than one, most of one of manyErrors and more.
 func (p *pool) apart(f *fit) (own Curve, share float64) {
 	tokens := p.speed.PromptTokens
-	own, variance := f.line.curve(p.line, poolWeight, tokens)
+	own, variance, _ := f.line.curve(p.line, poolWeight, tokens, p.scatter)
 	weight := f.evidence(variance)
 	if weight == 0 {
 		return own, 0

@@ -37,12 +37,8 @@ func (p *Picker) fit(k *ranking, list []candidate, r *Request, needs policy.Need
 			})
 		}
 		if measured != nil {
-			output := k.round.Output
-			if !(output > 0) {
-				output = c.speed.OutputTokens
-			}
 			// The lengths are of what is left to do: a hit makes a request light.
-			cell := measured.At(output, float64(max(at.Uncached, 1)))
+			cell := measured.At(k.round.ExpectedOutput(i), float64(max(at.Uncached, 1)))
 			f.RPS, f.E2E, f.TTFT, f.TPOT = cell.RPS, 1000*cell.E2E, 1000*cell.TTFT, 1000*cell.TPOT
 			if r.Reserve && !(f.RPS > 0 && f.E2E > 0) {
 				p.unmeasured.Add(1)

@@ -16,6 +16,7 @@ type ranking struct {
 	scores []float64
 	order  []int32            // the best first; see sorted
 	gauges bool               // load goes by the engines' samples
+	now    time.Duration      // by View.Since
 	room   *Room              // nil: the request may not wait
 	last   fleet.ID           // member of the session's last request
 	known  bool               // there is one
@@ -39,6 +40,7 @@ func (p *Picker) gather(k *ranking, e *eligible, r *Request, random uint64, now 
 	k.round.Costs = slices.Grow(k.round.Costs[:0], n)[:n]
 	k.scores = slices.Grow(k.scores[:0], n)[:n]
 	k.gauges = true
+	k.now = view.Since(now)
 	fresh, speeds := view.Since(view.FreshSince(now)), p.estimates.Speeds.Fitted()
 	held := p.estimates.Caches.Held()
 	var busy, known float64

@@ -423,7 +423,7 @@ func (p *Picker) learn(r *Report, asked *fleet.Asked, now time.Time) {
 // Call it about every half second.
 func (p *Picker) Tick(now time.Time) {
 	view := p.fleet.View()
-	p.estimates.Tick(view, p.index, now)
+	p.estimates.Tick(view, p.index, now, func(id fleet.ID, by float64) { p.fleet.Reprice(id, by, now) })
 	p.predicted.Tick(now)
 	p.sent.Tick(view, func(m *fleet.Member) learn.Curve { return p.estimates.Speeds.Of(m).Curve }, now)
 }

@@ -25,11 +25,12 @@ func (m *making) rank(pol policy.Policy, sums []fleet.Reserved, now time.Time) {
 		c := &m.eligible.list[i]
 		reserved := sums[c.seat.ID].Expected(now, &more)
 		c.requests = int32(c.seat.Requests(reserved))
-		m.ranking.round.Candidates[i].Load.Set(c.seat, reserved, reserved.Wait(now), c.speed, m.ranking.gauges)
+		m.ranking.round.Candidates[i].Load.Set(c.seat, reserved, reserved.Wait(now), c.speed, m.ranking.gauges, float64(m.ranking.now-c.seat.Sampled)/float64(time.Millisecond))
 		if i < len(m.ranking.round.Fits) {
 			m.ranking.round.Fits[i].InFlight = reserved.Share
 		}
 	}
+	policy.Relax(m.ranking.round.Candidates)
 	m.ahead()
 	m.ownLast(pol)
 	policy.Estimate(&m.ranking.round)
@@ -117,6 +118,7 @@ func (m *making) choice(r *Request) fleet.Choice {
 		FirstTokenMS: cost.FirstToken(),
 		Cached:       uint64(c.GPU + c.Host + c.Disk + c.Predicted),
 		Anyway:       m.eligible.list[m.ranking.best].doubt != sound,
+		EndMS:        cost.FirstToken() + m.ranking.round.ExpectedOutput(m.ranking.best)*c.Speed.StepMS,
 		Decode:       r.decode,
 		Asked: fleet.Asked{
 			Model: r.Model, Tenant: r.Tenant, PromptTokens: r.Prompt.length(),

@@ -67,10 +67,7 @@ func Estimate(r *Round) {
 		// The last token is computed even if all are cached.
 		missing := float64(max(c.Uncached, 1))
 		prefill := c.Speed.Prefill(missing, float64(c.cached()))
-		output := r.Output
-		if !(output > 0) {
-			output = c.Speed.OutputTokens
-		}
+		output := r.ExpectedOutput(i)
 		cost := &r.Costs[i] // written in place: a copy of it would wait for the stores
 		cost.Wait, cost.Miss = c.Load.WaitMS, miss*missing
 		if memory {

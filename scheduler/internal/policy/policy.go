@@ -67,21 +67,27 @@ type Load struct {
 	KVUsage, Blocks float64
 	// Last is the number of the decision that chose the member last; 0: none.
 	Last uint64
+
+	// What the engine's sample shows beyond what we have sent there: requests, how
+	// long those of them take that wait, and the age of the sample in ms.
+	others, othersMS, age float64
 }
 
 // Set makes l the load of a member with these reservations after waitMS of
-// reserved prefill. gauges tells to use the engine's sample; it must be false
+// reserved prefill. gauges tells to use the engine's sample, of that age in ms; it must be false
 // unless every candidate has a recent one, because a sample says more than our
 // own counts and would always look worse. Requests that wait at the engine and
 // are not ours are taken for mean ones.
-func (l *Load) Set(m *fleet.Seat, r *fleet.Reserved, waitMS float64, s *learn.Speed, gauges bool) {
+func (l *Load) Set(m *fleet.Seat, r *fleet.Reserved, waitMS float64, s *learn.Speed, gauges bool, age float64) {
 	l.Tokens, l.WaitMS, l.Last = float64(r.Tokens), waitMS, r.Last
+	l.others, l.othersMS, l.age = 0, 0, max(age, 0)
 	if !gauges {
 		l.Requests, l.Waiting, l.KVUsage = float64(r.Open), float64(r.Prefills), math.NaN()
 		l.Blocks = openBlocks(m, r, s)
 		return
 	}
 	l.Requests = float64(m.Requests(r))
+	l.others = l.Requests - float64(r.Open)
 	l.Waiting = float64(max(int(m.Waiting), 0) + r.Prefills - r.PrefillsSeen)
 	if l.KVUsage = m.KVUsage; l.KVUsage >= 0 && m.Blocks > 0 {
 		l.Blocks = l.KVUsage * float64(m.Blocks)
@@ -90,7 +96,35 @@ func (l *Load) Set(m *fleet.Seat, r *fleet.Reserved, waitMS float64, s *learn.Sp
 	}
 	if others := int(m.Waiting) - r.PrefillsSeen; others > 0 {
 		l.Tokens += float64(others) * s.PromptTokens
-		l.WaitMS += float64(others) * s.Prefill(s.PromptTokens, 0)
+		l.othersMS = float64(others) * s.Prefill(s.PromptTokens, 0)
+		l.WaitMS += l.othersMS
+	}
+}
+
+// Relax lets what samples show beyond what we have sent count the less the older
+// they are: others work off what they have and end, and those who come after them
+// are spread as all are. What one member has more of them than the mean is halved
+// in the time that it takes to serve it. Otherwise one sample that comes at a
+// good moment would draw all requests to its member until the next.
+func Relax(list []Candidate) {
+	var others, othersMS float64
+	for i := range list {
+		others += list[i].Load.others
+		othersMS += list[i].Load.othersMS
+	}
+	if others == 0 && othersMS == 0 {
+		return
+	}
+	n := float64(len(list))
+	others, othersMS = others/n, othersMS/n
+	for i := range list {
+		c, l := &list[i], &list[i].Load
+		if stays := c.Speed.OutputTokens * c.Speed.StepMS; stays > 0 {
+			l.Requests = max(0, l.Requests-(l.others-others)*l.age/(l.age+stays))
+		}
+		if works := max(l.othersMS, othersMS); works > 0 {
+			l.WaitMS -= (l.othersMS - othersMS) * l.age / (l.age + works)
+		}
 	}
 }
 
@@ -135,4 +169,13 @@ type Round struct {
 	// Left says why a policy that keeps owners left this one. The policy
 	// writes it.
 	Left Left
+}
+
+// ExpectedOutput is how many tokens the request is expected to produce on
+// candidate i.
+func (r *Round) ExpectedOutput(i int) float64 {
+	if r.Output > 0 {
+		return r.Output
+	}
+	return r.Candidates[i].Speed.OutputTokens
 }

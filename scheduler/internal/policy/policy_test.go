@@ -251,9 +251,43 @@ func TestLoadCountsEngineValuesForAllOrNone(t *testing.T) {
 		{true, Load{Requests: 11, Waiting: 2, Tokens: 2500, WaitMS: 250, KVUsage: 0, Last: 9}},
 	} {
 		var got Load
-		got.Set(m, &r, 50, speed(), c.gauges)
-		if diff := cmp.Diff(c.want, got, cmpopts.EquateApprox(0, 1e-9), cmpopts.EquateNaNs()); diff != "" {
+		got.Set(m, &r, 50, speed(), c.gauges, 0)
+		if diff := cmp.Diff(c.want, got, cmpopts.EquateApprox(0, 1e-9), cmpopts.EquateNaNs(), cmpopts.IgnoreUnexported(Load{})); diff != "" {
 			t.Errorf("gauges %v:\n%s", c.gauges, diff)
+		}
+	}
+}
+
+// A sample that comes at a good moment must not draw all requests to its member
+// until the next: what it shows of others counts the less the older it is.
+func TestOldSamplesCountLess(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	s := speed()
+	stays := s.OutputTokens * s.StepMS
+	between := func(age float64) (requests, waitMS float64) {
+		f := fleet.New(fleet.Config{})
+		list := make([]Candidate, 2)
+		for i, load := range []fleet.Load{{Running: 20}, {Running: 100, Waiting: 5}} {
+			load.At, load.Totals = now, fleet.NoTotals()
+			id, _ := f.Join(string(rune('a'+i)), now)
+			f.Heard(id, fleet.Info{}, &load, now)
+			list[i].Speed = s
+			list[i].Load.Set(&f.View().Seats[i], &fleet.Reserved{}, 7, s, true, age)
+		}
+		Relax(list)
+		return list[1].Load.Requests - list[0].Load.Requests, list[1].Load.WaitMS - list[0].Load.WaitMS
+	}
+	works := 5 * s.Prefill(s.PromptTokens, 0)
+	for _, q := range []struct{ age, requests, waitMS float64 }{
+		{0, 85, works},
+		{stays, 42.5, works * (1 - stays/(stays+works)) / 1},
+	} {
+		requests, waitMS := between(q.age)
+		if math.Abs(requests-q.requests) > 1e-6 {
+			t.Errorf("after %v ms: %v requests apart, want %v", q.age, requests, q.requests)
+		}
+		if q.age == 0 && math.Abs(waitMS-q.waitMS) > 1e-6 || waitMS > q.waitMS*1.5 || waitMS < 0 {
+			t.Errorf("after %v ms: %v ms apart, want about %v", q.age, waitMS, q.waitMS)
 		}
 	}
 }

@@ -82,11 +82,7 @@ func Measure(r *Round) {
 	}
 	for i := range r.Fits {
 		f, c, cost := &r.Fits[i], &r.Candidates[i], &r.Costs[i]
-		output := r.Output
-		if !(output > 0) {
-			output = c.Speed.OutputTokens
-		}
-		output = max(output, 1)
+		output := max(r.ExpectedOutput(i), 1)
 		prompt := float64(c.Uncached + c.cached())
 		step, prefill := c.Speed.StepMS, cost.Load+cost.Prefill
 		if f.TPOT > 0 {

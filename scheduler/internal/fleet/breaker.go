@@ -7,8 +7,11 @@ import "time"
 // it out for failPause, twice as long each further time, up to failPauseMax.
 // Then it is on probation: the next request may go to it, and for probation
 // no other. A failure leaves it out again. A first token or an end takes it
-// back, and so does a probation without a word, since reports are optional. A
-// new life of its engine begins without a record.
+// back, and so does a probation without a word, since reports are optional.
+//
+// Failures are the engine's of that time: one that begins anew, or answers its
+// agent again after it did not, begins without a record, and what was sent before
+// says nothing of it.
 const (
 	failLimit    = 3
 	failWindow   = 10 * time.Second
@@ -23,6 +26,7 @@ type breaker struct {
 	failures [failLimit]time.Time // a ring
 	next     int
 	pause    time.Duration // the last one
+	born     time.Time     // the engine answers since then; zero: not known
 	state    Failing
 }
 
@@ -43,13 +47,14 @@ func (f Failing) Until(now time.Time) time.Time {
 	return time.Time{}
 }
 
-// failed takes a failure and tells whether it begins a pause.
-func (b *breaker) failed(now time.Time) bool {
+// failed takes a failure of a request decided at a time, and tells whether it
+// begins a pause.
+func (b *breaker) failed(decided, now time.Time) bool {
 	switch f := b.state; {
-	case now.Before(f.until):
+	case now.Before(f.until), decided.Before(b.born):
 		return false // of a request that was sent before
 	case !f.probe.IsZero() && !now.Before(f.probe):
-		*b = breaker{} // the probation went well
+		*b = breaker{born: b.born} // the probation went well
 	}
 	b.failures[b.next] = now
 	b.next = (b.next + 1) % failLimit
@@ -66,7 +71,7 @@ func (b *breaker) failed(now time.Time) bool {
 // on probation if it is older than that, it says nothing.
 func (b *breaker) well(decided time.Time) {
 	if !decided.Before(b.state.until) {
-		*b = breaker{}
+		*b = breaker{born: b.born}
 	}
 }
 
@@ -75,4 +80,19 @@ func (b *breaker) charged(now time.Time) {
 	if !b.state.until.IsZero() && !now.Before(b.state.until) && b.state.probe.IsZero() {
 		b.state.probe = now.Add(probation)
 	}
+}
+
+// reborn tells whether the engine of this sample is another process than that of
+// the one before, or answers again.
+func (l *Load) reborn(before *Load) bool {
+	if before.Unreachable || l.Unreachable {
+		return before.Unreachable && !l.Unreachable
+	}
+	was, is := before.Totals.values(), l.Totals.values()
+	for i := range is {
+		if is[i] < was[i] {
+			return true // no counter falls while an engine lives
+		}
+	}
+	return false
 }

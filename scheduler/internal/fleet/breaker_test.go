@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"math"
 	"testing"
 	"time"
 )
@@ -140,13 +141,64 @@ func TestPausesAreBounded(t *testing.T) {
 	now := t0
 	for range 20 {
 		for range failLimit {
-			b.failed(now)
+			b.failed(now, now)
 		}
 		now = b.state.until
 		b.charged(now)
-		b.failed(now)
+		b.failed(now, now)
 	}
 	if b.pause != failPauseMax || b.state.until.Sub(now) > failPauseMax {
 		t.Errorf("%+v", b)
+	}
+}
+
+// An engine that was killed fails what was sent to it, and what is sent while the
+// next one is being born. As soon as that answers its agent, nothing of this is
+// its own.
+func TestEngineThatIsBornAnewHasNoRecord(t *testing.T) {
+	counted := func(at time.Time, tokens float64) *Load {
+		l := load(at, 1, 0)
+		l.Totals.GenerationTokens = tokens
+		return l
+	}
+	for name, c := range map[string]struct {
+		before, after *Load
+		out           bool
+	}{
+		"its counters begin anew":        {counted(t0, 500), counted(after(time.Second), 20), false},
+		"it answers again":               {&Load{At: t0, Running: -1, Waiting: -1, KVUsage: math.NaN(), Totals: NoTotals(), Unreachable: true}, counted(after(time.Second), 900), false},
+		"it is the same":                 {counted(t0, 500), counted(after(time.Second), 520), true},
+		"it says nothing of its process": {load(t0, 1, 0), counted(after(time.Second), 0), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, ids := fleetOf(t, Config{}, 1)
+			f.Heard(ids[0], Info{}, c.before, t0)
+			late := decide(t, f, ids[0], "", after(900*time.Millisecond))
+			for range failLimit {
+				fail(t, f, ids[0], after(900*time.Millisecond))
+			}
+			now := after(time.Second)
+			if !out(f, ids[0], now) {
+				t.Fatal("not left out")
+			}
+			f.Heard(ids[0], Info{}, c.after, now)
+			if out(f, ids[0], now) != c.out {
+				t.Fatalf("left out: %v, want %v", !c.out, c.out)
+			}
+			if c.out {
+				return
+			}
+			// Reports that come late are of the engine that is gone.
+			f.Report(Report{Decision: late, Outcome: Failed}, now)
+			fail(t, f, ids[0], now)
+			fail(t, f, ids[0], now)
+			if out(f, ids[0], now) {
+				t.Error("left out for what another engine failed")
+			}
+			fail(t, f, ids[0], now)
+			if !out(f, ids[0], now) {
+				t.Error("its own failures do not count")
+			}
+		})
 	}
 }

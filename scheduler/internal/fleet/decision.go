@@ -417,7 +417,7 @@ func (f *Fleet) judgeLocked(d *decision, o Outcome, now time.Time) {
 		s.breaker.well(d.at)
 	case o == Failed:
 		f.stats.Failures++
-		if s.breaker.failed(now) {
+		if s.breaker.failed(d.at, now) {
 			f.stats.Paused++
 		}
 	default:

@@ -219,6 +219,10 @@ func (f *Fleet) Heard(id ID, info Info, load *Load, now time.Time) {
 	if load != nil {
 		sample := load.clean(now)
 		if sample.At.After(m.Load.At) {
+			if sample.reborn(&m.Load) {
+				s.breaker = breaker{born: sample.At}
+				f.publishBreakerLocked(s)
+			}
 			m.Load = sample
 			f.sampleLocked(s, &sample, now)
 		}

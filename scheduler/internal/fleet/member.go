@@ -126,6 +126,14 @@ type Totals struct {
 	RequestPromptTokens, RequestGenerationTokens           float64
 }
 
+func (t *Totals) values() [12]float64 {
+	return [...]float64{
+		t.PromptTokens, t.CachedTokens, t.GenerationTokens, t.InterTokenSeconds, t.InterTokenCount,
+		t.PrefillSeconds, t.PrefillComputedTokens, t.PrefillRequests, t.QueueSeconds, t.QueueRequests,
+		t.RequestPromptTokens, t.RequestGenerationTokens,
+	}
+}
+
 // NoTotals knows nothing.
 func NoTotals() Totals {
 	n := math.NaN()

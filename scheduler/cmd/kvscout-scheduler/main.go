@@ -133,7 +133,7 @@ type told struct {
 // (help, version) it writes to stdout, and returns flag.ErrHelp.
 func parse(args []string, getenv func(string) string, stdout, stderr io.Writer) (*told, error) {
 	t := &told{Config: scheduler.Defaults(), format: "text"}
-	t.Version, _ = settings.Build()
+	t.Version = settings.Built().Version
 
 	fs := flag.NewFlagSet("kvscout-scheduler", flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // errors are reported once, by run
@@ -141,7 +141,7 @@ func parse(args []string, getenv func(string) string, stdout, stderr io.Writer) 
 	fs.StringVar(&t.file, settings.FileFlag, "", "`file` in YAML with settings, named like the flags; a flag or a variable wins over it, and its changes are followed")
 	fs.TextVar(&t.level, "log-level", &t.level, "`level`: debug, info, warn or error; live")
 	fs.StringVar(&t.format, "log-format", t.format, "`form` of the log: text or json")
-	show := fs.Bool("version", false, "print the version and end")
+	show := fs.Bool("version", false, "print version, commit, date and Go version, and end")
 	fs.Usage = func() {}
 	if err := settings.Read(fs, args, getenv, "version"); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -152,7 +152,7 @@ func parse(args []string, getenv func(string) string, stdout, stderr io.Writer) 
 		return nil, err
 	}
 	if *show {
-		fmt.Fprintln(stdout, "kvscout-scheduler", t.Version)
+		fmt.Fprintln(stdout, "kvscout-scheduler", settings.Built())
 		return nil, flag.ErrHelp
 	}
 	if fs.NArg() > 0 {

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -54,73 +55,88 @@ const (
 	NeedsFit
 )
 
+// registry are the policies, each with what makes it anew and the parameters
+// of what was made. A new policy is one row here, one file and one test.
+var registry = []struct {
+	name string
+	make func() (Policy, []parameter)
+}{
+	{Default, plain(Policy{Score: cost, Times: true, Needs: NeedsPrefix})},
+	{"random", plain(Policy{Score: random})},
+	{"round-robin", plain(Policy{Score: roundRobin})},
+	{"least-requests", plain(Policy{Score: leastRequests})},
+	{"least-tokens", plain(Policy{Score: leastTokens})},
+	{"p2c", plain(Policy{Score: twoChoices})},
+	{"longest-prefix", plain(Policy{Score: longestPrefix, Needs: NeedsPrefix})},
+	{"session", func() (Policy, []parameter) {
+		s := newSession()
+		return Policy{Score: s.score, Needs: NeedsOwner}, s.parameters()
+	}},
+	{"prefix-hash", func() (Policy, []parameter) {
+		h := newPrefixHash()
+		return Policy{Score: h.score, Needs: NeedsText}, h.parameters()
+	}},
+	{"approx", func() (Policy, []parameter) {
+		w := newWeights()
+		return Policy{Score: w.approximate, Needs: NeedsPrefix | NeedsSent}, w.parameters()
+	}},
+	{"weighted", func() (Policy, []parameter) {
+		w := newWeights()
+		return Policy{Score: w.exact, Needs: NeedsPrefix}, w.parameters()
+	}},
+	{"sticky", func() (Policy, []parameter) {
+		s := newSticky()
+		return Policy{Score: s.score, Needs: NeedsPrefix}, s.parameters()
+	}},
+	{"e2", func() (Policy, []parameter) {
+		e := newE2()
+		return Policy{Score: e.score, Needs: NeedsPrefix | NeedsHistory}, e.parameters()
+	}},
+	{"dynamo-cost", func() (Policy, []parameter) {
+		d := newDynamo()
+		return Policy{Score: d.score, Needs: NeedsPrefix}, d.parameters()
+	}},
+	{"conductor", func() (Policy, []parameter) {
+		c := newConductor()
+		return Policy{Score: c.score, Needs: NeedsPrefix}, c.parameters()
+	}},
+	{"slo", plain(Policy{Score: slo, Needs: NeedsFit, Pulls: true})},
+	{"slo-pack-load", plain(Policy{Score: sloPackLoad, Needs: NeedsFit, Pulls: true})},
+	{"slo-least-load", plain(Policy{Score: sloLeastLoad, Needs: NeedsFit, Pushes: true})},
+	{"slo-least-load-pulling", plain(Policy{Score: slo, Needs: NeedsFit, Pulls: true})},
+}
+
+// plain makes a policy without parameters.
+func plain(p Policy) func() (Policy, []parameter) {
+	return func() (Policy, []parameter) { return p, nil }
+}
+
 // Names of all policies, without parameters.
 func Names() []string {
-	return []string{
-		Default, "random", "round-robin", "least-requests", "least-tokens", "p2c", "longest-prefix",
-		"session", "prefix-hash", "approx", "weighted", "sticky", "e2", "dynamo-cost", "conductor",
-		"slo", "slo-pack-load", "slo-least-load", "slo-least-load-pulling",
+	names := make([]string, len(registry))
+	for i, r := range registry {
+		names[i] = r.name
 	}
+	return names
 }
 
 // Named returns the policy with that name; the empty name is Default. A name
 // may carry parameters: name:key=value,key=value.
 func Named(full string) (Policy, error) {
 	name, rest, _ := strings.Cut(full, ":")
-	p := Policy{Name: name}
-	var parameters []parameter
-	switch name {
-	case "", Default:
-		p.Name, p.Score, p.Times, p.Needs = Default, cost, true, NeedsPrefix
-	case "random":
-		p.Score = random
-	case "round-robin":
-		p.Score = roundRobin
-	case "least-requests":
-		p.Score = leastRequests
-	case "least-tokens":
-		p.Score = leastTokens
-	case "p2c":
-		p.Score = twoChoices
-	case "longest-prefix":
-		p.Score, p.Needs = longestPrefix, NeedsPrefix
-	case "session":
-		s := newSession()
-		p.Score, p.Needs, parameters = s.score, NeedsOwner, s.parameters()
-	case "prefix-hash":
-		h := newPrefixHash()
-		p.Score, p.Needs, parameters = h.score, NeedsText, h.parameters()
-	case "approx":
-		w := newWeights()
-		p.Score, p.Needs, parameters = w.approximate, NeedsPrefix|NeedsSent, w.parameters()
-	case "weighted":
-		w := newWeights()
-		p.Score, p.Needs, parameters = w.exact, NeedsPrefix, w.parameters()
-	case "sticky":
-		s := newSticky()
-		p.Score, p.Needs, parameters = s.score, NeedsPrefix, s.parameters()
-	case "e2":
-		e := newE2()
-		p.Score, p.Needs, parameters = e.score, NeedsPrefix|NeedsHistory, e.parameters()
-	case "dynamo-cost":
-		d := newDynamo()
-		p.Score, p.Needs, parameters = d.score, NeedsPrefix, d.parameters()
-	case "conductor":
-		c := newConductor()
-		p.Score, p.Needs, parameters = c.score, NeedsPrefix, c.parameters()
-	case "slo", "slo-least-load-pulling":
-		p.Score, p.Needs, p.Pulls = slo, NeedsFit, true
-	case "slo-pack-load":
-		p.Score, p.Needs, p.Pulls = sloPackLoad, NeedsFit, true
-	case "slo-least-load":
-		p.Score, p.Needs, p.Pushes = sloLeastLoad, NeedsFit, true
-	default:
-		return Policy{}, fmt.Errorf("policy %.80q: %w; there are %s", name, ErrUnknown, strings.Join(Names(), ", "))
+	name = cmp.Or(name, Default)
+	for _, r := range registry {
+		if r.name != name {
+			continue
+		}
+		p, parameters := r.make()
+		p.Name = name
+		if err := set(parameters, rest); err != nil {
+			return Policy{}, fmt.Errorf("policy %q: %w", name, err)
+		}
+		return p, nil
 	}
-	if err := set(parameters, rest); err != nil {
-		return Policy{}, fmt.Errorf("policy %q: %w", p.Name, err)
-	}
-	return p, nil
+	return Policy{}, fmt.Errorf("policy %.80q: %w; there are %s", name, ErrUnknown, strings.Join(Names(), ", "))
 }
 
 // parameter is a number that a policy's name may set, within limits.

@@ -2,8 +2,8 @@
 // loaded it is and how fast, to a score. A policy sees all candidates, looks
 // nothing up, keeps nothing and draws no random number that it was not given.
 // What it wants to know beyond that it says by its Needs, and finds in the
-// Round. The registry is the switch in Named; a new policy is one case, one
-// file and one test.
+// Round. The registry is the table in named.go; a new policy is one row of it,
+// one file and one test.
 //
 // Every candidate also gets a Cost in ms by part, whatever the policy, so that
 // an answer can be explained and compared.

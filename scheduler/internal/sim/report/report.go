@@ -68,7 +68,8 @@ func (w *Row) add(r sim.Result) {
 }
 
 // field lists the policies from the simplest to the bounds, with what the
-// field calls those that are others' ideas.
+// field calls those that are others' ideas. One that is not listed stands
+// beside the default and is called by its own name.
 var field = []struct{ name, label string }{
 	{"random", "random"},
 	{"round-robin", "round robin"},
@@ -96,19 +97,23 @@ var field = []struct{ name, label string }{
 // place in the field; names with parameters stand behind their plain one.
 func place(name string) int {
 	plain, _, _ := strings.Cut(name, ":")
+	beside := 0
 	for i, f := range field {
 		if f.name == plain {
 			return i
 		}
+		if f.name == policy.Default {
+			beside = i
+		}
 	}
-	return len(field)
+	return beside
 }
 
 // Label is what a reader knows a policy by.
 func Label(name string) string {
 	plain, parameters, _ := strings.Cut(name, ":")
-	if i := place(name); i < len(field) {
-		plain = field[i].label
+	if f := field[place(name)]; f.name == plain {
+		plain = f.label
 	}
 	if parameters != "" {
 		return plain + " " + parameters

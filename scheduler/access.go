@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/kvscout/kvscout/protocol/settings"
+	"github.com/kvscout/kvscout/scheduler/internal/certs"
 )
 
 // validateAccess says what is wrong with who may connect, and how.
@@ -82,11 +83,11 @@ func (c *Config) transport() (credentials.TransportCredentials, error) {
 	if c.GRPCTLS.Cert == "" {
 		return insecure.NewCredentials(), nil
 	}
-	files, err := newCertificates(c.GRPCTLS, c.Log.With("room", "grpc"))
+	served, err := certs.Server(c.GRPCTLS, c.Log.With("room", "grpc"))
 	if err != nil {
 		return nil, fmt.Errorf("-grpc-tls-cert, -grpc-tls-key and -grpc-tls-ca: %w", err)
 	}
-	return credentials.NewTLS(files.server()), nil
+	return credentials.NewTLS(served), nil
 }
 
 // warnInsecure says what Insecure admits.

@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -22,7 +20,6 @@ import (
 	"github.com/kvscout/kvscout/e2e/authority"
 	"github.com/kvscout/kvscout/e2e/await"
 	"github.com/kvscout/kvscout/e2e/journal"
-	"github.com/kvscout/kvscout/protocol"
 )
 
 func write(t testing.TB, name, text string) {
@@ -235,32 +232,6 @@ func TestUsersFileIsReadAgain(t *testing.T) {
 	}
 	if !strings.Contains(log.String(), "NATS users read") {
 		t.Error(log.String())
-	}
-}
-
-// TestRightsAreForTheNameThatTheAgentUses gives a host its rights by the name
-// that its agent was given.
-func TestRightsAreForTheNameThatTheAgentUses(t *testing.T) {
-	key, _ := authority.User(t)
-	subjects, err := protocol.NewSubjects("default")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, given := range []string{"prod/ip-10-0-0-1.ec2.internal", "my_team/host_1", "my_team"} {
-		users, err := parseUsers("agent "+key+" "+given, subjects)
-		if err != nil {
-			t.Errorf("%s: %v", given, err)
-			continue
-		}
-		namespace, uid, one := strings.Cut(given, "/")
-		id := protocol.Identity(namespace, uid, 0)
-		if !one {
-			id.PodUID = "*"
-		}
-		want := agentRights(subjects, id.Namespace+"_"+id.PodUID+"_*")
-		if diff := cmp.Diff(want, users[0].Permissions); diff != "" {
-			t.Errorf("%s: %s", given, diff)
-		}
 	}
 }
 
@@ -565,42 +536,5 @@ func TestSecretsAreNotPrinted(t *testing.T) {
 		if !strings.Contains(text, "127.0.0.1:1") {
 			t.Errorf("%s tells nothing: %s", form, text)
 		}
-	}
-}
-
-// TestDocumentedServerGivesTheSameRights as the embedded one.
-func TestDocumentedServerGivesTheSameRights(t *testing.T) {
-	page, err := os.ReadFile("../docs/SECURITY.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, text, _ := strings.Cut(string(page), "```conf\n")
-	text, _, _ = strings.Cut(text, "```")
-	// The files it names are not here.
-	_, rest, _ := strings.Cut(text, "authorization {")
-	text = "authorization {" + rest
-	var opts server.Options
-	if err := opts.ProcessConfigString(text); err != nil {
-		t.Fatal(err)
-	}
-	subjects, err := protocol.NewSubjects("default")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(opts.Nkeys) != 3 {
-		t.Fatalf("%d users", len(opts.Nkeys))
-	}
-	for i, want := range []*server.Permissions{
-		schedulerRights(subjects), agentRights(subjects, "prod_*_*"), agentRights(subjects, "prod_0f3c6c1e-6c54-4a2c-9b2e-5e9c0a7d1b11_*"),
-	} {
-		if diff := cmp.Diff(want, opts.Nkeys[i].Permissions); diff != "" {
-			t.Errorf("user %d: %s", i, diff)
-		}
-	}
-	// The file of users on the same page is one.
-	_, text, _ = strings.Cut(string(page), "# role")
-	text, _, _ = strings.Cut(text, "```")
-	if users, err := parseUsers("# "+text, subjects); err != nil || len(users) != 3 {
-		t.Errorf("%d users: %v", len(users), err)
 	}
 }

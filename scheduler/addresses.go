@@ -111,9 +111,9 @@ const (
 
 // start takes where the connections come from, before anything else happens,
 // and says what is not known.
-func (a *addresses) start(b *bus) {
-	if b.server != nil {
-		a.connected = b.server.origins
+func (a *addresses) start(connected func() map[string][]netip.Addr) {
+	if connected != nil {
+		a.connected = connected
 		return
 	}
 	if a.allowed.any() && !a.loopback {

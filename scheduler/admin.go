@@ -60,7 +60,7 @@ func (s *Scheduler) readiness() (ready bool, why string) {
 		why = "waiting for members to become exact"
 	}
 	if r := s.refusals.Load(); r != nil {
-		if refused := r.reason(); refused != "" {
+		if refused := r.Reason(); refused != "" {
 			why += "; " + refused
 		}
 	}

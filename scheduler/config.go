@@ -12,10 +12,15 @@ import (
 
 	"github.com/kvscout/kvscout/protocol/settings"
 	"github.com/kvscout/kvscout/scheduler/internal/admission"
+	"github.com/kvscout/kvscout/scheduler/internal/bus"
+	"github.com/kvscout/kvscout/scheduler/internal/certs"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
 	"github.com/kvscout/kvscout/scheduler/internal/policy"
 )
+
+// TLS names PEM files of a certificate, its key and a CA.
+type TLS = certs.Files
 
 // Config of a scheduler. Every zero value stands for the default named.
 // Addresses are host:port; port 0 takes any free port (see Scheduler.Addrs).
@@ -167,6 +172,13 @@ func (c *Config) sessions() intake.Sessions {
 }
 
 // policies that the picker uses.
+func (c *Config) bus() bus.Config {
+	return bus.Config{
+		Pool: c.Pool, URL: c.NATSURL, Credentials: c.NATSCredentials, Seed: c.NATSSeed,
+		Address: c.NATSAddress, Users: c.NATSUsers, TLS: c.NATSTLS, Log: c.Log.With("room", "nats"),
+	}
+}
+
 func (c *Config) policies() pick.Policies {
 	return pick.Policies{
 		Policy: c.Policy, Shadow: c.ShadowPolicy, Allowed: c.allowed(), Targets: c.targets(),

@@ -14,6 +14,9 @@ import (
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 )
 
+// namespacesEvery is how often the file of namespaces is looked at.
+const namespacesEvery = time.Second
+
 // others stands for the namespaces that no line names.
 const others = "*"
 
@@ -168,7 +171,7 @@ func (n *namespaces) run(ctx context.Context) {
 	if n.file == "" {
 		return
 	}
-	look := time.NewTicker(usersEvery)
+	look := time.NewTicker(namespacesEvery)
 	defer look.Stop()
 	for {
 		select {

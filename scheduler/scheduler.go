@@ -29,6 +29,7 @@ import (
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/protocol/settings"
 	"github.com/kvscout/kvscout/protocol/telemetry"
+	"github.com/kvscout/kvscout/scheduler/internal/bus"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 	"github.com/kvscout/kvscout/scheduler/internal/ingest"
@@ -81,7 +82,7 @@ type Scheduler struct {
 	addrs    Addrs
 	ingest   atomic.Pointer[ingest.Ingest] // nil before the bus is open
 	replica  atomic.Pointer[replica.Replica]
-	refusals atomic.Pointer[refusals]
+	refusals atomic.Pointer[bus.Refusals]
 	live     atomic.Pointer[Config] // as last reloaded
 	running  atomic.Bool
 	refused  atomic.Uint64 // connections
@@ -197,7 +198,7 @@ func (s *Scheduler) linked() bool {
 // hears tells whether the bus is there and lets members be heard.
 func (s *Scheduler) hears() bool {
 	refused := s.refusals.Load()
-	return s.linked() && !refused.deaf()
+	return s.linked() && !refused.Deaf()
 }
 
 // errNotAllowed says that no engine of a model may be asked.
@@ -258,21 +259,21 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	state, admin := newHealth(), s.admin()
 	server := s.server(state)
 	defer server.Stop()
-	bus, err := openBus(&s.cfg)
+	bus, err := bus.Open(s.cfg.bus())
 	if err != nil {
 		return err
 	}
-	defer bus.close()
-	s.refusals.Store(bus.refused)
+	defer bus.Close()
+	s.refusals.Store(bus.Refused)
 	in, err := ingest.New(ingest.Config{
-		Conn:  bus.conn,
+		Conn:  bus.Conn,
 		Pool:  s.cfg.Pool,
 		Index: s.index,
 		Fleet: s.fleet,
 		Admit: s.admit,
 		Warn:  s.addresses.problem,
 		Wait:  s.cfg.ReadyWait,
-		Deaf:  bus.refused.deaf,
+		Deaf:  bus.Refused.Deaf,
 		Name:  s.cfg.instance(), Release: s.cfg.Version,
 		Log: s.cfg.Log.With("room", "ingest"),
 	})
@@ -280,16 +281,16 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		return err
 	}
 	s.ingest.Store(in)
-	others, err := replica.New(replica.Config{Conn: bus.conn, Pool: s.cfg.Pool, Name: s.cfg.instance(),
+	others, err := replica.New(replica.Config{Conn: bus.Conn, Pool: s.cfg.Pool, Name: s.cfg.instance(),
 		Fleet: s.fleet, Predicted: s.predicted, Outbox: s.outbox, Log: s.cfg.Log.With("room", "replica")})
 	if err != nil {
 		return err
 	}
 	s.replica.Store(others)
 
-	s.addrs = Addrs{GRPC: api.Addr().String(), Admin: people.Addr().String(), NATS: bus.address()}
+	s.addrs = Addrs{GRPC: api.Addr().String(), Admin: people.Addr().String(), NATS: bus.Address()}
 	s.cfg.warnInsecure()
-	s.addresses.start(bus)
+	s.addresses.start(bus.Origins())
 	close(s.started)
 	s.cfg.Log.Info("scheduler started", "grpc", s.addrs.GRPC, "admin", s.addrs.Admin, "pool", s.cfg.Pool,
 		"nats", s.natsName(), "embedded", s.addrs.NATS != "")
@@ -302,14 +303,14 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	if s.cfg.Profiles != "" {
 		g.Go(func() error { s.profiles.follow(ctx); return nil })
 	}
-	g.Go(func() error { bus.follow(ctx); return nil })
+	g.Go(func() error { bus.Follow(ctx); return nil })
 	g.Go(func() error { s.addresses.run(ctx); return nil })
 	g.Go(func() error { s.spaces.run(ctx); return nil })
 	g.Go(func() error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-bus.closed:
+		case <-bus.Closed:
 			return errors.New("the connection to NATS was closed for good")
 		}
 	})

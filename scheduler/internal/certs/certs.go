@@ -1,4 +1,6 @@
-package scheduler
+// Package certs serves with TLS by certificates in files that may be replaced
+// while it runs.
+package certs
 
 import (
 	"bytes"
@@ -11,9 +13,9 @@ import (
 	"time"
 )
 
-// TLS names PEM files. They are read again for every new connection, so that
+// Files names PEM files. They are read again for every new connection, so that
 // a renewed certificate is used without a restart.
-type TLS struct {
+type Files struct {
 	// Cert and Key are our certificate, with its chain, and its private key.
 	Cert, Key string
 	// CA holds the certificates of those whom we trust to have signed the other
@@ -25,7 +27,7 @@ type TLS struct {
 // not fit together, as they may not for a moment while they are replaced, the
 // last ones that did are kept.
 type certificates struct {
-	files TLS
+	files Files
 	log   *slog.Logger
 
 	mu     sync.Mutex // guards what follows
@@ -34,22 +36,17 @@ type certificates struct {
 	said   string // why the newest files are not used
 }
 
-// newCertificates reads the files for the first time. With a CA, clients must
-// show a certificate that it signed.
-func newCertificates(files TLS, log *slog.Logger) (*certificates, error) {
+// Server is the configuration of a listener. With a CA, clients must show a
+// certificate that it signed.
+func Server(files Files, log *slog.Logger) (*tls.Config, error) {
 	c := &certificates{files: files, log: log}
 	if err := c.readLocked(); err != nil {
 		return nil, err
 	}
-	return c, nil
-}
-
-// server is the configuration of a listener.
-func (c *certificates) server() *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS12,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return c.current(), nil },
-	}
+	}, nil
 }
 
 func (c *certificates) current() *tls.Config {

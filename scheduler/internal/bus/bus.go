@@ -1,4 +1,6 @@
-package scheduler
+// Package bus is a scheduler's connection to NATS, with the server behind it when
+// that one is embedded, and who may use that server for what.
+package bus
 
 import (
 	"context"
@@ -6,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,56 +18,71 @@ import (
 
 	"github.com/kvscout/kvscout/protocol"
 	natsbus "github.com/kvscout/kvscout/protocol/bus"
+	"github.com/kvscout/kvscout/scheduler/internal/certs"
 )
 
-// bus is the connection to NATS, with the server behind it when that one is
+// Config of a Bus.
+type Config struct {
+	// Pool whose subjects the users of the embedded server have rights to.
+	Pool string
+	// URL of a server of others, with Credentials or Seed to say who we are;
+	// empty: an embedded one.
+	URL, Credentials, Seed string
+	// Address of the embedded server, and the file of its Users; empty: anybody.
+	Address, Users string
+	// TLS of the embedded server, or of us at another one.
+	TLS certs.Files
+	Log *slog.Logger
+}
+
+// Bus is the connection to NATS, with the server behind it when that one is
 // embedded.
-type bus struct {
-	conn    *nats.Conn
-	server  *embedded     // nil when the server is somebody else's
-	closed  chan struct{} // the connection is closed for good
-	refused *refusals
+type Bus struct {
+	Conn    *nats.Conn
+	Closed  chan struct{} // closed when the connection is closed for good
+	Refused *Refusals
+	server  *embedded // nil when the server is somebody else's
 	outage  *natsbus.Outage
 }
 
-// openBus starts the embedded server unless cfg names another one, and
+// Open starts the embedded server unless cfg names another one, and
 // connects. A server of others need not be there yet.
-func openBus(cfg *Config) (*bus, error) {
-	log := cfg.Log.With("room", "nats")
+func Open(cfg Config) (*Bus, error) {
+	log := cfg.Log
 	subjects, err := protocol.NewSubjects(cfg.Pool)
 	if err != nil {
 		return nil, err
 	}
-	b := &bus{refused: &refusals{log: log, said: make(map[string]struct{}), picks: strconv.Quote(subjects.Picks())}}
+	b := &Bus{Refused: &Refusals{log: log, said: make(map[string]struct{}), picks: strconv.Quote(subjects.Picks())}}
 	options, outage, closed := natsbus.Options("kvscout-scheduler", natsbus.Events{
-		Connected:    b.refused.forget,
-		NotConnected: b.refused.notConnected,
+		Connected:    b.Refused.forget,
+		NotConnected: b.Refused.notConnected,
 		Failed: func(_ *nats.Conn, s *nats.Subscription, err error) {
 			switch {
 			case errors.Is(err, nats.ErrPermissionViolation):
-				b.refused.forbidden(err, time.Now())
+				b.Refused.forbidden(err, time.Now())
 			case s == nil:
-				b.refused.report("NATS reports an error", err)
+				b.Refused.report("NATS reports an error", err)
 			default:
 				log.Warn("NATS reports an error", "subject", s.Subject, "error", err, "do", "nothing unless it stays: what is lost is asked for again")
 			}
 		},
 		Log: log,
 	})
-	b.closed, b.outage = closed, outage
+	b.Closed, b.outage = closed, outage
 	options = append(options, nats.CustomInboxPrefix(subjects.Inbox()))
-	if cfg.NATSURL != "" {
-		b.conn, err = natsbus.Login{
-			Credentials: cfg.NATSCredentials, Seed: cfg.NATSSeed, CA: cfg.NATSTLS.CA, Cert: cfg.NATSTLS.Cert, Key: cfg.NATSTLS.Key,
-		}.Connect(cfg.NATSURL, options...)
+	if cfg.URL != "" {
+		b.Conn, err = natsbus.Login{
+			Credentials: cfg.Credentials, Seed: cfg.Seed, CA: cfg.TLS.CA, Cert: cfg.TLS.Cert, Key: cfg.TLS.Key,
+		}.Connect(cfg.URL, options...)
 		return b, err
 	}
-	if b.server, err = startEmbedded(cfg, subjects, log); err != nil {
+	if b.server, err = startEmbedded(&cfg, subjects, log); err != nil {
 		return nil, fmt.Errorf("embedded NATS: %w", err)
 	}
 	client, err := b.server.client()
 	if err == nil {
-		b.conn, err = nats.Connect("", append(options, client...)...)
+		b.Conn, err = nats.Connect("", append(options, client...)...)
 	}
 	if err != nil {
 		b.server.stop()
@@ -73,9 +91,9 @@ func openBus(cfg *Config) (*bus, error) {
 	return b, nil
 }
 
-// follow keeps the embedded server's users up to date, or says why there is no
+// Follow keeps the embedded server's users up to date, or says why there is no
 // connection to another one, which NATS's client does not tell in every case.
-func (b *bus) follow(ctx context.Context) {
+func (b *Bus) Follow(ctx context.Context) {
 	if b.server != nil {
 		b.server.follow(ctx)
 		return
@@ -87,41 +105,50 @@ func (b *bus) follow(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-look.C:
-			err := b.conn.LastError()
+			err := b.Conn.LastError()
 			switch {
-			case b.conn.IsReconnecting() && err != nil:
+			case b.Conn.IsReconnecting() && err != nil:
 				b.outage.Failed(err)
-				b.refused.notConnected(err)
-			case b.conn.IsConnected() && b.refused.due(time.Now()):
-				if err := b.conn.ForceReconnect(); err != nil {
-					b.refused.log.Warn("connect again", "error", err)
+				b.Refused.notConnected(err)
+			case b.Conn.IsConnected() && b.Refused.due(time.Now()):
+				if err := b.Conn.ForceReconnect(); err != nil {
+					b.Refused.log.Warn("connect again", "error", err)
 				}
 			}
 		}
 	}
 }
 
-// close ends the connection and then the server, and waits for both.
-func (b *bus) close() {
-	b.conn.Close()
-	<-b.closed
+// Close ends the connection and then the server, and waits for both.
+func (b *Bus) Close() {
+	b.Conn.Close()
+	<-b.Closed
 	if b.server != nil {
 		b.server.stop()
 	}
 }
 
-// address of the embedded server; empty when there is none.
-func (b *bus) address() string {
+// Address of the embedded server; empty when there is none.
+func (b *Bus) Address() string {
 	if b.server == nil {
 		return ""
 	}
 	bound := b.server.server.Addr().String()
-	host, _, err := net.SplitHostPort(b.server.cfg.NATSAddress)
+	host, _, err := net.SplitHostPort(b.server.cfg.Address)
 	_, port, e := net.SplitHostPort(bound)
 	if err != nil || e != nil {
 		return bound
 	}
 	return net.JoinHostPort(host, port)
+}
+
+// Origins tells from where members connect, see embedded.origins; nil: the
+// server is another, which does not tell.
+func (b *Bus) Origins() func() map[string][]netip.Addr {
+	if b.server == nil {
+		return nil
+	}
+	return b.server.origins
 }
 
 const (
@@ -134,9 +161,9 @@ const (
 	askAgain = 30 * time.Second
 )
 
-// refusals are logged once for a connection each: they come again with every
+// Refusals are logged once for a connection each: they come again with every
 // message or attempt.
-type refusals struct {
+type Refusals struct {
 	log *slog.Logger
 
 	mu   sync.Mutex // guards what follows
@@ -150,7 +177,7 @@ type refusals struct {
 }
 
 // forbidden takes a violation of the rights that we have at the server.
-func (r *refusals) forbidden(err error, now time.Time) {
+func (r *Refusals) forbidden(err error, now time.Time) {
 	if text := err.Error(); strings.Contains(strings.ToLower(text), "subscription") && !strings.Contains(text, r.picks) {
 		r.mu.Lock()
 		r.unheard = now
@@ -159,28 +186,28 @@ func (r *refusals) forbidden(err error, now time.Time) {
 	r.report("NATS refuses what a scheduler must be allowed to", err)
 }
 
-// deaf tells that NATS does not let this scheduler hear its members.
-func (r *refusals) deaf() bool {
+// Deaf tells that NATS does not let this scheduler hear its members.
+func (r *Refusals) Deaf() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return !r.unheard.IsZero()
 }
 
 // due tells whether a refused subscription has waited long enough.
-func (r *refusals) due(now time.Time) bool {
+func (r *Refusals) due(now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return !r.unheard.IsZero() && now.Sub(r.unheard) >= askAgain
 }
 
 // notConnected takes why an attempt to connect failed.
-func (r *refusals) notConnected(err error) {
+func (r *Refusals) notConnected(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.last = "cannot connect to NATS: " + err.Error()
 }
 
-func (r *refusals) report(what string, err error) {
+func (r *Refusals) report(what string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.last = what + ": " + err.Error()
@@ -191,15 +218,15 @@ func (r *refusals) report(what string, err error) {
 	r.log.Error(what, "error", err)
 }
 
-func (r *refusals) forget() {
+func (r *Refusals) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	clear(r.said)
 	r.last, r.unheard = "", time.Time{}
 }
 
-// reason says what NATS refused since the last connection; empty: nothing.
-func (r *refusals) reason() string {
+// Reason says what NATS refused since the last connection; empty: nothing.
+func (r *Refusals) Reason() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.last

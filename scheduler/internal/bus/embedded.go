@@ -1,4 +1,4 @@
-package scheduler
+package bus
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nkeys"
 
 	"github.com/kvscout/kvscout/protocol"
+	"github.com/kvscout/kvscout/scheduler/internal/certs"
 )
 
 const (
@@ -41,17 +42,16 @@ type embedded struct {
 // startEmbedded starts the server and waits until it serves.
 func startEmbedded(cfg *Config, subjects protocol.Subjects, log *slog.Logger) (*embedded, error) {
 	e := &embedded{cfg: cfg, log: log, subjects: subjects}
-	if cfg.NATSTLS.Cert != "" {
-		c, err := newCertificates(cfg.NATSTLS, log)
-		if err != nil {
+	if cfg.TLS.Cert != "" {
+		var err error
+		if e.tls, err = certs.Server(cfg.TLS, log); err != nil {
 			return nil, fmt.Errorf("-nats-tls-cert, -nats-tls-key and -nats-tls-ca: %w", err)
 		}
-		e.tls = c.server()
 	}
 	var users []*server.NkeyUser
-	if cfg.NATSUsers != "" {
+	if cfg.Users != "" {
 		var err error
-		if users, e.users, err = readUsers(cfg.NATSUsers, subjects); err != nil {
+		if users, e.users, err = readUsers(cfg.Users, subjects); err != nil {
 			return nil, fmt.Errorf("-nats-users: %w", err)
 		}
 		if e.self, err = nkeys.CreateUser(); err != nil {
@@ -84,13 +84,13 @@ func startEmbedded(cfg *Config, subjects protocol.Subjects, log *slog.Logger) (*
 
 // options of the server when these are its users.
 func (e *embedded) options(users []*server.NkeyUser) (*server.Options, error) {
-	host, text, err := net.SplitHostPort(e.cfg.NATSAddress)
+	host, text, err := net.SplitHostPort(e.cfg.Address)
 	if err != nil {
 		return nil, err
 	}
 	port, err := strconv.ParseUint(text, 10, 16)
 	if err != nil {
-		return nil, fmt.Errorf("port of %q: %w", e.cfg.NATSAddress, err)
+		return nil, fmt.Errorf("port of %q: %w", e.cfg.Address, err)
 	}
 	opts := &server.Options{
 		ServerName: "kvscout-scheduler",
@@ -157,7 +157,7 @@ func (e *embedded) follow(ctx context.Context) {
 }
 
 func (e *embedded) reload() error {
-	users, text, err := readUsers(e.cfg.NATSUsers, e.subjects)
+	users, text, err := readUsers(e.cfg.Users, e.subjects)
 	if err != nil || text == e.users {
 		return err
 	}
@@ -166,10 +166,10 @@ func (e *embedded) reload() error {
 		return err
 	}
 	if err := e.server.ReloadOptions(opts); err != nil {
-		return fmt.Errorf("users of %s: %w", e.cfg.NATSUsers, err)
+		return fmt.Errorf("users of %s: %w", e.cfg.Users, err)
 	}
 	e.users = text
-	e.log.Info("NATS users read", "file", e.cfg.NATSUsers, "users", len(users))
+	e.log.Info("NATS users read", "file", e.cfg.Users, "users", len(users))
 	return nil
 }
 

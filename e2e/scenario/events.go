@@ -1,10 +1,7 @@
 package scenario
 
 import (
-	"bufio"
 	"fmt"
-	"io"
-	"net"
 	"sync"
 
 	"github.com/vmihailenco/msgpack/v5"
@@ -21,8 +18,7 @@ func (e events) since(b events) events {
 
 // listener counts an engine's events.
 type listener struct {
-	conn net.Conn
-	done chan struct{}
+	subscriber *wire.Subscriber
 
 	mu     sync.Mutex // guards what follows
 	counts events
@@ -31,54 +27,24 @@ type listener struct {
 
 // listen subscribes at host:port.
 func listen(address string) (*listener, error) {
-	conn, err := net.Dial("tcp", address)
-	if err != nil {
-		return nil, err
+	l := &listener{}
+	var err error
+	if l.subscriber, err = wire.Subscribe(address, l.heard); err != nil {
+		return nil, fmt.Errorf("events: %w", err)
 	}
-	greeting := make([]byte, 64)
-	greeting[0], greeting[9], greeting[10] = 0xff, 0x7f, 3
-	copy(greeting[12:], "NULL")
-	split, in := wire.ZMTP(), bufio.NewReader(conn)
-	// libzmq hangs up on a peer that says two things before it was answered.
-	for _, said := range []string{string(greeting), "\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"} {
-		_, err := io.WriteString(conn, said)
-		if err == nil {
-			_, _, err = split(in)
-		}
-		if err != nil {
-			conn.Close()
-			return nil, fmt.Errorf("events: %w", err)
-		}
-	}
-	if _, err := io.WriteString(conn, "\x00\x01\x01"); err != nil { // subscribes to everything
-		conn.Close()
-		return nil, err
-	}
-	l := &listener{conn: conn, done: make(chan struct{})}
-	go l.run(split, in)
 	return l, nil
 }
 
-func (l *listener) run(split wire.Split, in *bufio.Reader) {
-	defer close(l.done)
-	for {
-		message, free, err := split(in)
-		if err != nil {
-			return // closed, by us or with the engine
-		}
-		if !free {
-			continue
-		}
-		n, err := count(message)
-		l.mu.Lock()
-		l.counts.batches++
-		l.counts.stored += n.stored
-		l.counts.removed += n.removed
-		l.counts.cleared += n.cleared
-		if err != nil {
-			l.err = err
-		}
-		l.mu.Unlock()
+func (l *listener) heard(payload []byte) {
+	n, err := count(payload)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.counts.batches++
+	l.counts.stored += n.stored
+	l.counts.removed += n.removed
+	l.counts.cleared += n.cleared
+	if err != nil {
+		l.err = err
 	}
 }
 
@@ -88,24 +54,10 @@ func (l *listener) read() (events, error) {
 	return l.counts, l.err
 }
 
-func (l *listener) close() {
-	l.conn.Close()
-	<-l.done
-}
+func (l *listener) close() { l.subscriber.Close() }
 
-// count reads the last frame of a message.
-func count(message []byte) (events, error) {
-	var payload []byte
-	for len(message) > 0 {
-		size, head := int(message[1]), 2
-		if message[0]&2 != 0 {
-			size, head = 0, 9
-			for _, b := range message[1:9] {
-				size = size<<8 | int(b)
-			}
-		}
-		payload, message = message[head:head+size], message[head+size:]
-	}
+// count reads a batch.
+func count(payload []byte) (events, error) {
 	var batch []msgpack.RawMessage
 	if err := msgpack.Unmarshal(payload, &batch); err != nil || len(batch) < 2 {
 		return events{}, fmt.Errorf("events: a batch of %d bytes: %w", len(payload), err)

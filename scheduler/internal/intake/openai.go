@@ -74,10 +74,12 @@ func parseBody(raw []byte) (*body, error) {
 
 // skipsCache says whether the engine computes the whole prompt whatever it holds:
 // it has no logits of what is cached. A completion that echoes its prompt with
-// logprobs asks for those of the prompt.
+// logprobs asks for those of the prompt; a chat that echoes does always, because
+// its number of logprobs is 0 where none is given, which is not none.
 func (b *body) skipsCache() bool {
-	echoes := string(b.field("echo")) == "true" && b.field("prompt") != nil
-	return b.field("prompt_logprobs") != nil || echoes && b.field("logprobs") != nil
+	echo := b.field("echo")
+	echoes := echo != nil && string(echo) != "false"
+	return b.field("prompt_logprobs") != nil || echoes && (b.field("messages") != nil || b.field("logprobs") != nil)
 }
 
 func (b *body) scan() bool {

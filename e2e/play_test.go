@@ -352,13 +352,7 @@ func (e *engine) act(path string, query url.Values) {
 }
 
 // held is what the engine would find in its cache for the prompt.
-func (e *engine) held(q prompt) int {
-	block := e.cfg.BlockSize
-	if block == 0 {
-		block = size
-	}
-	return min(e.Depth(q.rank, q.tokens, q.adapter, q.salt), (len(q.tokens)-1)/block) * block
-}
+func (e *engine) held(q prompt) int { return e.Hit(q.rank, q.tokens, q.adapter, q.salt) }
 
 // promised is what the scheduler says of the prompt on the engine.
 func (e *engine) promised(q prompt) (tokens int, picture *pb.Picture) {

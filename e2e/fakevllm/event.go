@@ -15,13 +15,14 @@ const (
 	Arrays
 )
 
-const (
-	medium   = "GPU"
-	specKind = "full_attention"
-)
+const medium = "GPU"
 
-// stored is a BlockStored: consecutive full blocks of one sequence.
+// stored is a BlockStored: consecutive full blocks of one sequence, by the
+// tokens of all and the hashes of those that a group keeps.
 type stored struct {
+	group     int
+	spec      Group
+	first     bool // the first hash is that of the sequence's first block
 	hashes    []uint64
 	parent    uint64
 	hasParent bool
@@ -66,20 +67,24 @@ func (b *batch) cleared() {
 	b.events = appendString(b.events, "AllBlocksCleared")
 }
 
-func (b *batch) removed(hash uint64) {
+func (b *batch) removed(n name) {
 	b.count++
 	e := b.begin("BlockRemoved", 4, 4)
 	e = b.key(e, "block_hashes")
-	e = appendUint(appendArray(e, 1), hash)
+	e = appendUint(appendArray(e, 1), n.hash)
 	e = b.key(e, "medium")
 	e = appendString(e, medium)
 	e = b.key(e, "group_idx")
-	b.events = appendUint(e, 0)
+	b.events = appendUint(e, uint64(n.group))
 }
 
 func (b *batch) stored(s stored) {
 	b.count++
-	e := b.begin("BlockStored", 11, 12)
+	fields := 11
+	if s.spec.Kind == Sliding {
+		fields++
+	}
+	e := b.begin("BlockStored", fields, 12)
 	e = b.key(e, "block_hashes")
 	e = appendArray(e, len(s.hashes))
 	for _, h := range s.hashes {
@@ -118,17 +123,21 @@ func (b *batch) stored(s stored) {
 		e = s.appendExtra(e, i)
 	}
 	e = b.key(e, "group_idx")
-	e = appendUint(e, 0)
+	e = appendUint(e, uint64(s.group))
 	e = b.key(e, "kv_cache_spec_kind")
-	e = appendString(e, specKind)
-	if b.era == Arrays {
-		e = appendNil(e) // sliding window
+	e = appendString(e, s.spec.spec())
+	switch {
+	case s.spec.Kind == Sliding:
+		e = b.key(e, "kv_cache_spec_sliding_window")
+		e = appendUint(e, uint64(s.spec.Span))
+	case b.era == Arrays:
+		e = appendNil(e)
 	}
 	b.events = e
 }
 
 func (s *stored) appendExtra(e []byte, i int) []byte {
-	salted := s.salt != "" && i == 0 && !s.hasParent
+	salted := s.salt != "" && i == 0 && s.first
 	n := 0
 	if s.adapter != "" {
 		n++

@@ -13,8 +13,8 @@ import (
 func TestMapsAreVLLM32Bytes(t *testing.T) {
 	var b batch
 	b.cleared()
-	b.removed(0x393a0e04bf9da77a)
-	b.stored(stored{hashes: []uint64{0x1122334455667788, 7}, tokens: []uint32{1, 200, 300, 70000}, blockSize: 2})
+	b.removed(name{hash: 0x393a0e04bf9da77a})
+	b.stored(stored{first: true, hashes: []uint64{0x1122334455667788, 7}, tokens: []uint32{1, 200, 300, 70000}, blockSize: 2})
 	b.stored(stored{hashes: []uint64{9}, parent: 7, hasParent: true, tokens: []uint32{5, 6}, blockSize: 2, adapter: "ad1", adapterID: 1, salt: "s"})
 	// Taken apart from what vLLM 0.32 sent, with short lists.
 	want := "93" + "cb41da22faa0100000" + "94" +
@@ -42,8 +42,8 @@ func TestMapsAreVLLM32Bytes(t *testing.T) {
 
 func TestArraysAreFullLength(t *testing.T) {
 	b := batch{era: Arrays}
-	b.stored(stored{hashes: []uint64{math.MaxUint64}, tokens: []uint32{1, 2}, blockSize: 2, salt: "tenant"})
-	b.removed(3)
+	b.stored(stored{first: true, hashes: []uint64{math.MaxUint64}, tokens: []uint32{1, 2}, blockSize: 2, salt: "tenant"})
+	b.removed(name{hash: 3})
 	b.cleared()
 	got, err := msgpack.NewDecoder(bytes.NewReader(b.take(1.5, 2))).DecodeInterface()
 	if err != nil {

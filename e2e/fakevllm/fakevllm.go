@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -61,6 +62,15 @@ type Config struct {
 	Ranks int
 	// BlockSize in tokens; 0: 16.
 	BlockSize int
+	// Groups of the model's layers that have blocks of their own; empty: one of
+	// Full attention.
+	Groups []Group
+	// Dense keeps every block that a group has, as vLLM did by default before
+	// 0.30. Otherwise Sliding and StateSpace groups keep what the end of a prompt
+	// and known junctions need.
+	Dense bool
+	// Drops: the engine drops the last block of each hit, as EAGLE makes it.
+	Drops bool
 	// Blocks of the pool of each rank, the null block included; 0: Qwen32BBlocks.
 	Blocks int
 	// MaxModelLen in tokens; 0: 131,072, or what the pool can hold.
@@ -115,7 +125,10 @@ func (c Config) withDefaults() Config {
 	def(&c.Ranks, 1)
 	def(&c.BlockSize, 16)
 	def(&c.Blocks, Qwen32BBlocks)
-	def(&c.MaxModelLen, min(131072, (c.Blocks-1)*c.BlockSize))
+	if len(c.Groups) == 0 {
+		c.Groups = []Group{{Kind: Full}}
+	}
+	def(&c.MaxModelLen, min(131072, (c.Blocks-1)/len(c.Groups)*c.BlockSize))
 	def(&c.MaxBatchedTokens, 8192)
 	def(&c.MaxSequences, 256)
 	def(&c.StreamInterval, 1)
@@ -143,8 +156,16 @@ func (c Config) validate() error {
 	positive("max model length", c.MaxModelLen)
 	if c.Blocks < 2 {
 		errs = append(errs, fmt.Errorf("blocks is %d, at least 2 are needed", c.Blocks))
-	} else if c.MaxModelLen > (c.Blocks-1)*c.BlockSize {
-		errs = append(errs, fmt.Errorf("max model length %d does not fit into %d blocks of %d", c.MaxModelLen, c.Blocks-1, c.BlockSize))
+	} else if c.MaxModelLen > (c.Blocks-1)/len(c.Groups)*c.BlockSize {
+		errs = append(errs, fmt.Errorf("max model length %d does not fit into %d blocks of %d for %d groups", c.MaxModelLen, c.Blocks-1, c.BlockSize, len(c.Groups)))
+	}
+	for i, g := range c.Groups {
+		if (g.Kind == Sliding || g.Kind == Chunked) && g.Span < 1 {
+			errs = append(errs, fmt.Errorf("group %d (%s) has a span of %d", i, g.spec(), g.Span))
+		}
+		if g.Kind == Chunked && (c.Drops || g.Span%max(c.BlockSize, 1) != 0) {
+			errs = append(errs, fmt.Errorf("group %d: chunks of %d with blocks of %d, drops %v: vLLM has no such engine", i, g.Span, c.BlockSize, c.Drops))
+		}
 	}
 	if c.Speedup < 0 {
 		errs = append(errs, fmt.Errorf("speed-up is %v", c.Speedup))
@@ -381,17 +402,36 @@ func (e *Engine) Held(rank int) []uint64 {
 	return r.pool.held(nil)
 }
 
-// Depth is how many leading whole blocks of tokens a rank has cached now,
-// including one that holds the last token. Adapter and salt may be empty.
+// Depth is how many leading whole blocks of tokens a rank's first group of Full
+// attention has cached now, including one that holds the last token. Adapter
+// and salt may be empty.
 func (e *Engine) Depth(rank int, tokens []uint32, adapter, salt string) int {
-	e.mu.Lock()
-	a := e.adapters[adapter]
-	e.mu.Unlock()
-	hashes := scope{adapter: adapter, path: a.Path, salt: salt}.appendHashes(nil, tokens, e.cfg.BlockSize)
+	hashes := e.hashes(tokens, adapter, salt)
+	group := slices.IndexFunc(e.cfg.Groups, func(g Group) bool { return g.Kind == Full })
+	if group < 0 {
+		return 0
+	}
 	r := e.ranks[rank]
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.pool.match(nil, hashes))
+	return r.pool.match(hashes, group)
+}
+
+// Hit is how many tokens a rank would find cached of a prompt now.
+func (e *Engine) Hit(rank int, tokens []uint32, adapter, salt string) int {
+	hashes := e.hashes(tokens, adapter, salt)
+	r := e.ranks[rank]
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	end, _ := e.cfg.hit(r.pool, hashes, len(tokens))
+	return end * e.cfg.BlockSize
+}
+
+func (e *Engine) hashes(tokens []uint32, adapter, salt string) []uint64 {
+	e.mu.Lock()
+	a := e.adapters[adapter]
+	e.mu.Unlock()
+	return scope{adapter: adapter, path: a.Path, salt: salt}.appendHashes(nil, tokens, e.cfg.BlockSize)
 }
 
 func (e *Engine) load(a Adapter) {

@@ -295,7 +295,10 @@ func (m *page) Collect(out chan<- prometheus.Metric) {
 }
 
 func cacheConfig(cfg Config, rank int) prometheus.Metric {
-	size := strconv.Itoa(cfg.BlockSize)
+	size, retention := strconv.Itoa(cfg.BlockSize), "0"
+	if cfg.Dense {
+		retention = "None"
+	}
 	pairs := []string{
 		"_block_size_resolved", "True",
 		"block_size", size,
@@ -312,6 +315,7 @@ func cacheConfig(cfg Config, rank int) prometheus.Metric {
 		"num_gpu_blocks", strconv.Itoa(cfg.Blocks),
 		"num_gpu_blocks_override", "None",
 		"prefix_caching_hash_algo", "sha256",
+		"prefix_cache_retention_interval", retention,
 		"prefix_match_unit", "None",
 		"sliding_window", "None",
 		"user_specified_block_size", "True",

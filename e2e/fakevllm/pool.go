@@ -10,20 +10,27 @@ import "fmt"
 //     is the one that is found.
 //   - A free block keeps its hash, and can be found, until it is taken for
 //     something else.
-//   - Block 0 is the null block, which nobody gets.
+//   - Block 0 is the null block, which nobody gets: it stands for what a
+//     sequence does not need.
 //
 // A pool is not safe for concurrent use.
 type pool struct {
 	blocks []block
-	// byHash is the oldest block of each hash; the others follow by nextSame.
-	byHash map[uint64]int32
+	// byHash is the oldest block of each name; the others follow by nextSame.
+	byHash map[name]int32
 	free   int
 	// head and tail of the free queue; blocks are taken at the head.
 	head, tail int32
 }
 
+// name is what a block is found by: one hash means another block in each group.
+type name struct {
+	hash  uint64
+	group int
+}
+
 type block struct {
-	hash               uint64
+	name               name
 	hashed             bool
 	refs               int32
 	prev, next         int32 // free queue, none at the ends
@@ -35,7 +42,7 @@ const none = int32(-1)
 func newPool(blocks int) *pool {
 	p := &pool{
 		blocks: make([]block, blocks),
-		byHash: make(map[uint64]int32),
+		byHash: make(map[name]int32),
 		head:   none,
 		tail:   none,
 	}
@@ -49,16 +56,14 @@ func newPool(blocks int) *pool {
 	return p
 }
 
-// match appends the blocks that hold the leading hashes, without taking them.
-func (p *pool) match(dst []int32, hashes []uint64) []int32 {
-	for _, h := range hashes {
-		id, ok := p.byHash[h]
-		if !ok {
-			break
+// match counts the leading hashes that a group has blocks of.
+func (p *pool) match(hashes []uint64, group int) int {
+	for i, h := range hashes {
+		if _, ok := p.byHash[name{h, group}]; !ok {
+			return i
 		}
-		dst = append(dst, id)
 	}
-	return dst
+	return len(hashes)
 }
 
 // idle counts the blocks among ids that nobody uses: taking them takes from
@@ -76,6 +81,9 @@ func (p *pool) idle(ids []int32) int {
 // take adds a reference to each block.
 func (p *pool) take(ids []int32) {
 	for _, id := range ids {
+		if id == 0 {
+			continue
+		}
 		b := &p.blocks[id]
 		if b.refs == 0 {
 			p.unlink(id)
@@ -86,7 +94,7 @@ func (p *pool) take(ids []int32) {
 
 // allocate takes the n oldest free blocks, which must exist, and reports each
 // hash that is lost by it.
-func (p *pool) allocate(dst []int32, n int, evicted func(hash uint64)) []int32 {
+func (p *pool) allocate(dst []int32, n int, evicted func(name)) []int32 {
 	if n > p.free {
 		panic(fmt.Sprintf("fakevllm: allocate %d of %d free blocks", n, p.free))
 	}
@@ -95,7 +103,7 @@ func (p *pool) allocate(dst []int32, n int, evicted func(hash uint64)) []int32 {
 		p.unlink(id)
 		b := &p.blocks[id]
 		if b.hashed {
-			evicted(b.hash)
+			evicted(b.name)
 			p.unseal(id)
 		}
 		b.refs = 1
@@ -104,16 +112,16 @@ func (p *pool) allocate(dst []int32, n int, evicted func(hash uint64)) []int32 {
 	return dst
 }
 
-// seal gives a full block its hash.
-func (p *pool) seal(id int32, hash uint64) {
+// seal gives a full block its name.
+func (p *pool) seal(id int32, n name) {
 	b := &p.blocks[id]
 	if b.hashed {
 		panic(fmt.Sprintf("fakevllm: block %d sealed twice", id))
 	}
-	b.hash, b.hashed = hash, true
-	first, ok := p.byHash[hash]
+	b.name, b.hashed = n, true
+	first, ok := p.byHash[n]
 	if !ok {
-		p.byHash[hash] = id
+		p.byHash[n] = id
 		return
 	}
 	last := first
@@ -133,17 +141,20 @@ func (p *pool) unseal(id int32) {
 	case b.prevSame != none:
 		p.blocks[b.prevSame].nextSame = b.nextSame
 	case b.nextSame != none:
-		p.byHash[b.hash] = b.nextSame
+		p.byHash[b.name] = b.nextSame
 	default:
-		delete(p.byHash, b.hash)
+		delete(p.byHash, b.name)
 	}
-	b.hash, b.hashed, b.prevSame, b.nextSame = 0, false, none, none
+	b.name, b.hashed, b.prevSame, b.nextSame = name{}, false, none, none
 }
 
 // release drops a reference to each block of a sequence, its tail first.
 // Blocks that become free and have no hash are reused before all others.
 func (p *pool) release(ids []int32) {
 	for i := len(ids) - 1; i >= 0; i-- {
+		if ids[i] == 0 {
+			continue
+		}
 		b := &p.blocks[ids[i]]
 		if b.refs--; b.refs > 0 {
 			continue
@@ -166,7 +177,7 @@ func (p *pool) clear() bool {
 	}
 	for i := range p.blocks {
 		b := &p.blocks[i]
-		b.hash, b.hashed, b.prevSame, b.nextSame = 0, false, none, none
+		b.name, b.hashed, b.prevSame, b.nextSame = name{}, false, none, none
 	}
 	clear(p.byHash)
 	return true
@@ -176,7 +187,7 @@ func (p *pool) clear() bool {
 func (p *pool) held(dst []uint64) []uint64 {
 	for i := range p.blocks {
 		if p.blocks[i].hashed {
-			dst = append(dst, p.blocks[i].hash)
+			dst = append(dst, p.blocks[i].name.hash)
 		}
 	}
 	return dst

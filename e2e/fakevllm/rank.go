@@ -27,6 +27,7 @@ type rank struct {
 	waiting  []*sequence // by order, then arrival
 	running  []*sequence // by admission
 	reserved int         // blocks that running sequences may still ask for
+	fresh    []int32     // states of the step under way, which it cannot hit
 	batch    batch
 	// clearing: the next batch begins with AllBlocksCleared.
 	clearing bool
@@ -112,6 +113,7 @@ func (r *rank) lagged(d time.Duration) {
 // add sends a sequence to the rank, which takes it before its next step.
 func (r *rank) add(s *sequence) {
 	s.hashes = s.scope.appendHashes(nil, s.tokens, r.cfg.BlockSize)
+	s.boundaries = r.cfg.resumable(s.prompt)
 	r.mu.Lock()
 	s.arrival = r.arrivals
 	r.arrivals++
@@ -182,10 +184,12 @@ func (r *rank) dropLocked(s *sequence) {
 	if s.blocks == nil {
 		return
 	}
-	if !r.cfg.Preemption {
-		r.reserved -= r.blocksFor(s.total()) - len(s.blocks)
+	for _, list := range s.blocks {
+		if !r.cfg.Preemption {
+			r.reserved -= r.blocksFor(s.total()) - len(list)
+		}
+		r.pool.release(list)
 	}
-	r.pool.release(s.blocks)
 	s.blocks = nil
 }
 
@@ -211,6 +215,7 @@ func (r *rank) begin(shares []share, now time.Time) ([]share, time.Duration) {
 		}
 		return shares, 0
 	}
+	r.fresh = r.fresh[:0]
 	budget := r.cfg.MaxBatchedTokens
 	preempted := r.counters.Preempted
 	var w work
@@ -226,7 +231,10 @@ func (r *rank) begin(shares []share, now time.Time) ([]share, time.Duration) {
 	}
 	for i := 0; i < len(r.running) && budget > 0; i++ {
 		s := r.running[i]
-		n := min(len(s.tokens)-s.computed, budget)
+		n := r.shareLocked(s, budget)
+		if n == 0 {
+			continue
+		}
 		if !r.growLocked(s, s.computed+n) {
 			break // s itself was preempted, and everybody behind it
 		}
@@ -239,7 +247,10 @@ func (r *rank) begin(shares []share, now time.Time) ([]share, time.Duration) {
 		}
 		r.waiting = slices.Delete(r.waiting, 0, 1)
 		r.running = append(r.running, s)
-		n := min(len(s.tokens)-s.computed, budget)
+		n := r.shareLocked(s, budget)
+		if n == 0 {
+			break
+		}
 		r.growLocked(s, s.computed+n)
 		plan(s, n)
 	}
@@ -251,28 +262,44 @@ func (r *rank) begin(shares []share, now time.Time) ([]share, time.Duration) {
 	return shares, r.cfg.Profile.step(w)
 }
 
+// shareLocked is how many tokens of s the next step computes.
+func (r *rank) shareLocked(s *sequence, budget int) int {
+	return r.cfg.stop(s, s.computed, s.computed+min(len(s.tokens)-s.computed, budget)) - s.computed
+}
+
 // admitLocked looks up what is cached of s and takes it, if there is room: for
 // all that s may ever need, or with preemption for all that it has now.
 func (r *rank) admitLocked(s *sequence, now time.Time) bool {
-	usable := min(len(s.hashes), (len(s.tokens)-1)/r.cfg.BlockSize)
-	hit := r.pool.match(nil, s.hashes[:usable])
-	computed := len(hit) * r.cfg.BlockSize
+	end, alone := r.cfg.hit(r.pool, s.hashes, len(s.tokens))
+	computed := end * r.cfg.BlockSize
 	need := r.blocksFor(s.total())
 	if r.cfg.Preemption {
 		need = r.blocksFor(len(s.tokens))
 	}
-	if r.pool.free-r.reserved < need-len(hit)+r.pool.idle(hit) {
+	hit, idle := make([][]int32, len(r.cfg.Groups)), 0
+	for i, g := range r.cfg.Groups {
+		hit[i] = make([]int32, end)
+		for at := min(g.passed(computed, r.cfg.BlockSize), end); at < end; at++ {
+			hit[i][at] = r.pool.byHash[name{s.hashes[at], i}]
+			if slices.Contains(r.fresh, hit[i][at]) {
+				return false
+			}
+		}
+		idle += r.pool.idle(hit[i])
+	}
+	if r.pool.free-r.reserved < len(hit)*(need-end)+idle {
 		return false
 	}
-	r.pool.take(hit)
+	for _, list := range hit {
+		r.pool.take(list)
+	}
 	if !r.cfg.Preemption {
-		r.reserved += need - len(hit)
+		r.reserved += len(hit) * (need - end)
 	}
-	s.blocks = hit
-	if s.blocks == nil {
-		s.blocks = []int32{}
+	s.blocks, s.computed, s.sealed = hit, computed, end
+	if s.junction = 0; alone > end {
+		s.junction = alone
 	}
-	s.computed, s.sealed = computed, len(hit)
 	if s.cached < 0 {
 		s.cached = computed
 		s.admitted = now
@@ -282,10 +309,33 @@ func (r *rank) admitLocked(s *sequence, now time.Time) bool {
 	return true
 }
 
+// trimLocked gives back what s does not need any more of its leading blocks.
+func (r *rank) trimLocked(s *sequence) {
+	for i, g := range r.cfg.Groups {
+		list := s.blocks[i]
+		end := min(g.passed(s.computed, r.cfg.BlockSize), len(list))
+		at := 0 // between states there is nothing
+		if g.Kind != StateSpace {
+			for at = end; at > 0 && list[at-1] != 0; at-- {
+			}
+		}
+		r.pool.release(list[at:end])
+		clear(list[at:end])
+	}
+}
+
 // growLocked gives s the blocks for so many tokens. With preemption the last
 // running sequences yield for it; false if s itself had to.
 func (r *rank) growLocked(s *sequence, tokens int) bool {
-	n := r.blocksFor(tokens) - len(s.blocks)
+	r.trimLocked(s)
+	all, n := r.blocksFor(tokens), 0
+	for i, g := range r.cfg.Groups {
+		if g.Kind == StateSpace { // between the states of two steps there is nothing
+			n += min(1, all-len(s.blocks[i]))
+		} else {
+			n += all - len(s.blocks[i])
+		}
+	}
 	if n <= 0 {
 		return true
 	}
@@ -297,13 +347,19 @@ func (r *rank) growLocked(s *sequence, tokens int) bool {
 			return false
 		}
 	}
-	if !r.cfg.Preemption {
-		r.reserved -= n
+	for i, g := range r.cfg.Groups {
+		had := len(s.blocks[i])
+		if !r.cfg.Preemption {
+			r.reserved -= all - had
+		}
+		if g.Kind == StateSpace && had < all {
+			s.blocks[i] = append(s.blocks[i], make([]int32, all-1-had)...)
+		}
+		s.blocks[i] = r.pool.allocate(s.blocks[i], all-len(s.blocks[i]), func(n name) {
+			r.counters.Evicted++
+			r.batch.removed(n)
+		})
 	}
-	s.blocks = r.pool.allocate(s.blocks, n, func(hash uint64) {
-		r.counters.Evicted++
-		r.batch.removed(hash)
-	})
 	return true
 }
 
@@ -324,23 +380,45 @@ func (r *rank) computeLocked(s *sequence, n int) {
 		return
 	}
 	s.hashes = s.scope.appendHashes(s.hashes, s.tokens, r.cfg.BlockSize)
-	for i := s.sealed; i < full; i++ {
-		r.pool.seal(s.blocks[i], s.hashes[i])
+	for i, g := range r.cfg.Groups {
+		e := stored{
+			hashes:    make([]uint64, 0, full-s.sealed),
+			tokens:    s.tokens[s.sealed*r.cfg.BlockSize : full*r.cfg.BlockSize],
+			blockSize: r.cfg.BlockSize,
+			group:     i, spec: g,
+			adapter:   s.scope.adapter,
+			adapterID: s.adapterID,
+			salt:      s.scope.salt,
+		}
+		if s.sealed > 0 {
+			e.parent, e.hasParent = s.hashes[s.sealed-1], true
+		}
+		for at := s.sealed; at < full; at++ {
+			id := s.blocks[i][at]
+			if id == 0 || !r.cfg.Dense && !g.keeps(at, r.cfg.BlockSize, r.boundaries(s), r.cfg.Drops) {
+				continue
+			}
+			r.pool.seal(id, name{s.hashes[at], i})
+			if g.Kind == StateSpace {
+				r.fresh = append(r.fresh, id)
+			}
+			if at == 0 {
+				e.first = true
+			}
+			e.hashes = append(e.hashes, s.hashes[at])
+		}
+		r.counters.Stored += uint64(len(e.hashes))
+		r.storeLocked(e)
 	}
-	r.counters.Stored += uint64(full - s.sealed)
-	e := stored{
-		hashes:    s.hashes[s.sealed:full],
-		tokens:    s.tokens[s.sealed*r.cfg.BlockSize : full*r.cfg.BlockSize],
-		blockSize: r.cfg.BlockSize,
-		adapter:   s.scope.adapter,
-		adapterID: s.adapterID,
-		salt:      s.scope.salt,
-	}
-	if s.sealed > 0 {
-		e.parent, e.hasParent = s.hashes[s.sealed-1], true
-	}
-	r.storeLocked(e)
 	s.sealed = full
+}
+
+// boundaries are where others may resume behind s.
+func (r *rank) boundaries(s *sequence) []int {
+	if s.junction == 0 {
+		return s.boundaries
+	}
+	return append(s.boundaries[:len(s.boundaries):len(s.boundaries)], s.junction)
 }
 
 func (r *rank) storeLocked(e stored) {

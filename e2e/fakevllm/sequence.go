@@ -17,8 +17,12 @@ type sequence struct {
 	ending string // the reason to end there
 	// order, then arrival, is the place in the queue.
 	order, arrival int64
-	hashes         []uint64 // of the whole blocks of tokens
-	blocks         []int32  // nil while it waits
+	hashes         []uint64  // of the whole blocks of tokens
+	blocks         [][]int32 // by group; nil while it waits
+	// boundaries, in blocks, are where others may resume; junction is the one
+	// that its own lookup found a group to be missing at, 0: none.
+	boundaries []int
+	junction   int
 	// computed tokens have their KV in blocks, the leading sealed blocks are
 	// full and announced.
 	computed, sealed int

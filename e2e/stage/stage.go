@@ -145,6 +145,9 @@ type AgentOptions struct {
 	Replay string
 	State  string        // folder of the state file; empty: none
 	Audit  time.Duration // between two audits; 0: none
+	// Speculative and AttentionChunk as in agent.Config.
+	Speculative    string
+	AttentionChunk int
 }
 
 // Agent is a running agent.
@@ -163,6 +166,7 @@ func (s *Stage) Agent(opt AgentOptions) (*Agent, error) {
 	a, err := agent.New(agent.Config{
 		NATSURL: s.NATS, Engine: opt.Engine, Pool: opt.Pool, Pod: opt.Pod,
 		Events: opt.Events, Replay: opt.Replay, StateDir: opt.State, Audit: opt.Audit,
+		Speculative: opt.Speculative, AttentionChunk: opt.AttentionChunk,
 		AdminAddress: local, Probe: probe, Log: s.opt.Log,
 	})
 	if err != nil {

@@ -64,7 +64,7 @@ func (f *fleet) look(ctx context.Context) (verdict, error) {
 				return v, fmt.Errorf("unknown member %q", c.GetMember().GetId())
 			}
 			said := int(c.GetCached().GetGpu() + c.GetCached().GetHost() + c.GetCached().GetDisk())
-			there := m.engine.Load().Depth(0, q.tokens, "", "") * blockSize
+			there := m.engine.Load().Hit(0, q.tokens, "", "")
 			trust := c.GetPicture().GetTrust()
 			if said > there {
 				v.believed++

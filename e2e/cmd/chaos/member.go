@@ -30,8 +30,22 @@ const (
 	rebind = 5 * time.Second
 )
 
+// layers are the KV cache groups of the members' models, one after the other.
+var layers = []struct {
+	groups []fakevllm.Group
+	dense  bool
+}{
+	{},
+	{},
+	{groups: []fakevllm.Group{{Kind: fakevllm.Sliding, Span: 128}, {Kind: fakevllm.Full}}},
+	{groups: []fakevllm.Group{{Kind: fakevllm.Sliding, Span: 128}, {Kind: fakevllm.Full}}, dense: true},
+	{groups: []fakevllm.Group{{Kind: fakevllm.StateSpace}, {Kind: fakevllm.Full}}},
+	{},
+}
+
 // member is an engine with its agent. Members differ in how events reach the
-// agent, in what can be replayed, and in whether the agent is a process.
+// agent, in what can be replayed, in whether the agent is a process, and in the
+// layers of their models.
 type member struct {
 	f      *fleet
 	name   string // pod
@@ -61,6 +75,7 @@ func newMember(f *fleet, i int) (*member, error) {
 		Model: model, Blocks: poolBlocks, MaxModelLen: 2048, BlockSize: blockSize,
 		Speedup: 1000, Seed: f.o.seed + uint64(i), NoReplay: i%4 == 1,
 		NoSources: m.relays, // or the agent would go around them
+		Groups:    layers[i%len(layers)].groups, Dense: layers[i%len(layers)].dense,
 	}
 	if i%4 == 3 {
 		m.cfg.BufferSteps = shortRing

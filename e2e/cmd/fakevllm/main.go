@@ -37,6 +37,9 @@ func run() error {
 	arrays := flag.Bool("arrays", false, "KV events and replay as vLLM 0.23 has them: arrays, three frames")
 	flag.IntVar(&cfg.Ranks, "data-parallel-size", 1, "data-parallel ranks, each with a cache and ports of its own")
 	flag.IntVar(&cfg.BlockSize, "block-size", 16, "tokens in a block")
+	groups := flag.String("groups", "", "KV cache groups of a hybrid model: sliding:WINDOW, chunked:TOKENS, states, full, with commas between")
+	flag.BoolVar(&cfg.Dense, "dense", false, "keep every block of every group, as before 0.30")
+	flag.BoolVar(&cfg.Drops, "drops", false, "drop the last block of each hit, as EAGLE makes it")
 	flag.IntVar(&cfg.Blocks, "num-gpu-blocks", fakevllm.Qwen32BBlocks, "blocks of a rank")
 	flag.IntVar(&cfg.MaxModelLen, "max-model-len", 0, "longest prompt and answer, 0 for what fits")
 	flag.IntVar(&cfg.MaxBatchedTokens, "max-num-batched-tokens", 8192, "tokens computed in a step")
@@ -51,6 +54,10 @@ func run() error {
 	flag.Parse()
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
+	}
+	var err error
+	if cfg.Groups, err = fakevllm.ParseGroups(*groups); err != nil {
+		return err
 	}
 	if *arrays {
 		cfg.Era, cfg.ThreeFrameReplay = fakevllm.Arrays, true

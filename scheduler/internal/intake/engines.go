@@ -63,6 +63,10 @@ const (
 	// hedgeByte for every byte.
 	hedgeAfter = 100 * time.Millisecond
 	hedgeByte  = time.Microsecond
+	// silent is how many such waits a prompt may take in all while nobody answers,
+	// where somebody has answered before. Then all of them hang, or are slower
+	// than ever: the next prompt waits longer, and the decision need not.
+	silent = 5
 	// distrust bounds a prompt that only engines can be asked for that failed
 	// lately.
 	distrust = 400 * time.Millisecond
@@ -170,6 +174,10 @@ func newClient() *http.Client {
 	}
 }
 
+// errSilent is why engines are no longer asked: none of them has answered for
+// longer than is usual.
+var errSilent = errors.New("no engine answers")
+
 // overtaken is why an engine is no longer asked: another one has answered.
 type overtaken struct {
 	after time.Duration // that the other one took
@@ -208,6 +216,12 @@ func (i *Intake) ask(ctx context.Context, model string, d document) (*rendered, 
 		defer cancel()
 	}
 	hedge := i.engines.hedge(len(d.render))
+	limit := silent * hedge
+	if trusted && i.engines.usual.Load() > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, limit, errSilent)
+		defer cancel()
+	}
 	if deadline, ok := ctx.Deadline(); ok {
 		hedge = min(hedge, time.Until(deadline)/3)
 	}
@@ -253,6 +267,9 @@ func (i *Intake) ask(ctx context.Context, model string, d document) (*rendered, 
 	}
 	switch {
 	case last != nil:
+		if errors.Is(context.Cause(ctx), errSilent) {
+			i.engines.took(limit)
+		}
 		return nil, fmt.Errorf("no engine could turn the prompt into tokens: %w", last)
 	case d.tokenize == nil:
 		return nil, errors.New("no engine could turn the prompt into tokens: it needs a render endpoint")

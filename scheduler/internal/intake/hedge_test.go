@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -90,6 +91,58 @@ func TestOneFrozenEngineAloneCostsItsTimeOnce(t *testing.T) {
 			if took := time.Since(start); err != nil || !strings.Contains(p.Fallback, "in time") || took > want {
 				t.Errorf("prompt %d: %v, %q after %v", n, err, p.Fallback, took)
 			}
+		}
+	})
+}
+
+// Where somebody has answered before, the first prompt that nobody answers is given
+// up after half a second, long before the longest time that it may take.
+func TestAllFrozenEnginesCostHalfASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, engines := range []int{1, 3, 8} {
+			times := slices.Repeat([]time.Duration{5 * time.Millisecond}, engines)
+			i, _ := played(times...)
+			for range 20 {
+				prompted(t, i)
+			}
+			for n := range times {
+				times[n] = -1
+			}
+			for n, most := range []time.Duration{501 * time.Millisecond, 700 * time.Millisecond, 700 * time.Millisecond} {
+				start := time.Now()
+				p, err := i.Text(context.Background(), Request{}, "x")
+				if took := time.Since(start); err != nil || !strings.Contains(p.Fallback, "in time") || took > most {
+					t.Errorf("of %d engines, prompt %d: %v, %q after %v", engines, n, err, p.Fallback, took)
+				}
+			}
+		}
+	})
+}
+
+// Engines that all become slower than was ever seen are not taken for frozen for
+// long.
+func TestAllEnginesMayBecomeSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		times := slices.Repeat([]time.Duration{5 * time.Millisecond}, 3)
+		i, _ := played(times...)
+		for range 20 {
+			prompted(t, i)
+		}
+		for n := range times {
+			times[n] = 900 * time.Millisecond
+		}
+		start := time.Now()
+		for {
+			if p, err := i.Text(context.Background(), Request{}, "x"); err == nil && p.Length == 3 {
+				break
+			}
+			if time.Since(start) > 30*time.Second {
+				t.Fatal("nobody has been given the time to answer")
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		for range 20 {
+			prompted(t, i)
 		}
 	})
 }

@@ -143,7 +143,7 @@ func TestDocsNameTestsThatExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, page := range []string{operations, "../docs/RELIABILITY.md", "../docs/PEER-BUGS.md", "../docs/POLICIES.md"} {
+	for _, page := range []string{operations, "../docs/RELIABILITY.md", "../docs/PEER-BUGS.md", "../docs/POLICIES.md", "../docs/VERSIONS.md"} {
 		for _, m := range regexp.MustCompile("`((?:Test|Fuzz|Benchmark)\\w+)`").FindAllStringSubmatch(read(t, page), -1) {
 			if !tests[m[1]] {
 				t.Errorf("%s names %s, which does not exist", page, m[1])
@@ -183,6 +183,86 @@ func TestEveryWarningIsExplained(t *testing.T) {
 	for m, path := range messages {
 		if !explained[m] {
 			t.Errorf("%s does not say what to do about %q of %s", operations, m, path)
+		}
+	}
+}
+
+// pages are all of the repository, by path from its top.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	found := make(map[string]string)
+	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && path != ".." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "out" || d.Name() == "bin" || d.Name() == "testdata") {
+			return filepath.SkipDir
+		}
+		if strings.HasSuffix(path, ".md") {
+			found[filepath.ToSlash(path[len("../"):])] = read(t, path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(found) < 15 {
+		t.Fatalf("only %d pages found", len(found))
+	}
+	return found
+}
+
+// anchors are the names of a page's headings, as GitHub makes them.
+func anchors(page string) map[string]bool {
+	names := make(map[string]bool)
+	for _, h := range regexp.MustCompile(`(?m)^#+ (.+)$`).FindAllStringSubmatch(page, -1) {
+		name := regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(strings.ToLower(h[1]), "")
+		names[strings.ReplaceAll(name, " ", "-")] = true
+	}
+	return names
+}
+
+// TestDocsLinksLeadSomewhere follows every link to a page, a heading, a file or
+// a folder of the repository.
+func TestDocsLinksLeadSomewhere(t *testing.T) {
+	all, links := pages(t), 0
+	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	for page, text := range all {
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			links++
+			path, anchor, _ := strings.Cut(m[1], "#")
+			target := page
+			if path != "" {
+				target = filepath.ToSlash(filepath.Join(filepath.Dir(page), path))
+			}
+			if _, err := os.Stat(filepath.Join("..", target)); err != nil {
+				t.Errorf("%s: the link %s leads nowhere", page, m[1])
+			} else if anchor != "" && !anchors(all[target])[anchor] {
+				t.Errorf("%s: %s has no heading for #%s", page, target, anchor)
+			}
+		}
+	}
+	if links < 50 {
+		t.Fatalf("only %d links found", links)
+	}
+}
+
+// TestDocsSayForWhomTheyAre in their first lines, and docs/README.md leads to all.
+func TestDocsSayForWhomTheyAre(t *testing.T) {
+	all := pages(t)
+	for page, text := range all {
+		name, ok := strings.CutPrefix(page, "docs/")
+		if !ok || strings.Contains(name, "/") {
+			continue
+		}
+		if lines := strings.SplitN(text, "\n", 4); len(lines) < 4 || !strings.HasPrefix(lines[0], "# ") || !strings.HasPrefix(lines[2], "For ") {
+			t.Errorf("%s does not say in its first lines for whom it is", page)
+		}
+		if name != "README.md" && !strings.Contains(all["docs/README.md"], "("+name) {
+			t.Errorf("docs/README.md does not lead to %s", name)
 		}
 	}
 }

@@ -73,11 +73,6 @@ func TestEitherOfTwoSchedulersMayDie(t *testing.T) {
 	t.Parallel()
 	both, engines := twins(t, 2)
 	list := several(1, 40)
-	var clients [2]atomic.Pointer[pb.SchedulerClient]
-	for i := range both {
-		client := both[i].Client // the field is replaced with the scheduler
-		clients[i].Store(&client)
-	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	var group sync.WaitGroup
@@ -89,7 +84,7 @@ func TestEitherOfTwoSchedulersMayDie(t *testing.T) {
 				answered := false
 				for n := 0; n < 2 && !answered; n++ {
 					try, stop := context.WithTimeout(context.Background(), patience)
-					answer, err := (*clients[(i+n)%2].Load()).Pick(try, &pb.PickRequest{Request: q})
+					answer, err := both[(i+n)%2].Client.Pick(try, &pb.PickRequest{Request: q})
 					stop()
 					if answered = err == nil && len(answer.GetRanking().GetCandidates()) > 0; !answered {
 						retried.Add(1)
@@ -111,8 +106,6 @@ func TestEitherOfTwoSchedulersMayDie(t *testing.T) {
 		if err := both[i].RestartScheduler(); err != nil {
 			t.Fatal(err)
 		}
-		client := both[i].Client
-		clients[i].Store(&client)
 		for _, e := range engines {
 			both[i].untilMember(e.id(), "be exact again", stage.Exact)
 		}

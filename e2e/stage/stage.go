@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -28,11 +29,13 @@ const (
 	local = "127.0.0.1:0"
 	// Where the scheduler and its NATS server are, on a host of the stage's own:
 	// they come back there.
-	grpcPort, natsPort = "25051", "24222"
+	grpcPort, adminPort, natsPort = "25051", "29479", "24222"
 	// probe is short, so that what is waited for is soon known.
 	probe = 50 * time.Millisecond
-	// look is the time between two looks at the fleet while waiting.
-	look = 2 * time.Millisecond
+	// pollEvery is the time between two questions while waiting.
+	pollEvery = 2 * time.Millisecond
+	// again is the time between two attempts of Client to reach the scheduler.
+	again = 5 * time.Millisecond
 	// maxMessage admits prompts of two million tokens.
 	maxMessage = 32 << 20
 )
@@ -59,25 +62,27 @@ type Stage struct {
 	// Admin is host:port of the scheduler's probes and metrics.
 	Admin string
 
-	scheduler part
+	scheduler Part
 	conn      *grpc.ClientConn
-	// Client of the scheduler.
+	// Client of the scheduler, of the next one too when it restarts.
 	Client pb.SchedulerClient
 
 	mu   sync.Mutex // guards errs
 	errs []error
 }
 
-// part is a piece that can be stopped alone.
-type part struct {
+// Part is a piece that can be stopped alone. The zero Part has never run.
+type Part struct {
 	stop func()
 	done <-chan struct{}
 }
 
 // Stop ends the part and waits for its end.
-func (p part) Stop() {
-	p.stop()
-	<-p.done
+func (p Part) Stop() {
+	if p.stop != nil {
+		p.stop()
+		<-p.done
+	}
 }
 
 // New starts a scheduler and waits until it serves.
@@ -88,16 +93,28 @@ func New(ctx context.Context, opt Options) (*Stage, error) {
 		return nil, err
 	}
 	s.ctx, s.cancel = context.WithCancel(ctx)
-	if err := s.startScheduler(); err != nil {
-		s.cancel()
-		return nil, errors.Join(err, s.wait())
+	s.Admin = net.JoinHostPort(s.host, adminPort)
+	if s.NATS == "" {
+		s.NATS = "nats://" + net.JoinHostPort(s.host, natsPort)
+	}
+	s.conn, err = grpc.NewClient(net.JoinHostPort(s.host, grpcPort), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(maxMessage), grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: again, Multiplier: 1, MaxDelay: again}, MinConnectTimeout: 20 * time.Second}))
+	if err == nil {
+		s.Client = pb.NewSchedulerClient(s.conn)
+		err = s.StartScheduler()
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }
 
-func (s *Stage) startScheduler() error {
+// StartScheduler starts the scheduler that StopScheduler stopped, at the same
+// addresses, and waits until it serves.
+func (s *Stage) StartScheduler() error {
 	cfg := scheduler.Config{
-		GRPCAddress: net.JoinHostPort(s.host, grpcPort), AdminAddress: local, NATSURL: s.opt.NATS, NATSAddress: net.JoinHostPort(s.host, natsPort),
+		GRPCAddress: net.JoinHostPort(s.host, grpcPort), AdminAddress: s.Admin, NATSURL: s.opt.NATS, NATSAddress: net.JoinHostPort(s.host, natsPort),
 		StopWait: time.Second, Log: s.opt.Log,
 	}
 	if s.opt.Change != nil {
@@ -107,37 +124,30 @@ func (s *Stage) startScheduler() error {
 	if err != nil {
 		return err
 	}
-	s.scheduler = s.start(sched.Run)
+	s.scheduler = s.Go(sched.Run)
 	select {
 	case <-sched.Started():
 	case <-s.scheduler.done:
-		return errors.Join(errors.New("the scheduler did not start"), s.err())
+		return errors.Join(errors.New("the scheduler did not start"), s.Err())
 	}
-	addrs := sched.Addrs()
-	if s.opt.NATS == "" {
-		s.NATS = "nats://" + addrs.NATS
-	}
-	s.Admin = addrs.Admin
-	s.conn, err = grpc.NewClient(addrs.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(maxMessage), grpc.MaxCallRecvMsgSize(maxMessage)))
-	if err != nil {
-		return err
-	}
-	s.Client = pb.NewSchedulerClient(s.conn)
-	return nil
+	// Who asks from here on is not told that the one before is gone.
+	_, err = s.Client.Fleet(s.ctx, &pb.FleetRequest{}, grpc.WaitForReady(true))
+	return err
 }
 
-// RestartScheduler stops the scheduler with its NATS server and starts another
-// one at the same addresses. Client is a new one afterwards.
+// StopScheduler ends the scheduler and its NATS server.
+func (s *Stage) StopScheduler() { s.scheduler.Stop() }
+
+// RestartScheduler is StopScheduler and StartScheduler.
 func (s *Stage) RestartScheduler() error {
-	_ = s.conn.Close()
-	s.scheduler.Stop()
-	return s.startScheduler()
+	s.StopScheduler()
+	return s.StartScheduler()
 }
 
 // AgentOptions say beside which engine an agent stands.
 type AgentOptions struct {
 	Engine string // URL of its HTTP side
+	NATS   string // URL; empty: the stage's
 	Pool   string
 	Pod    string // names the member
 	Ranks  int    // 0: 1
@@ -148,11 +158,14 @@ type AgentOptions struct {
 	// Speculative and AttentionChunk as in agent.Config.
 	Speculative    string
 	AttentionChunk int
+	// Heartbeat and Probe are the times between two of them; 0: the agent's own,
+	// and a short one.
+	Heartbeat, Probe time.Duration
 }
 
 // Agent is a running agent.
 type Agent struct {
-	part
+	Part
 	agent *agent.Agent
 	// Members are the member ids by rank.
 	Members []string
@@ -164,25 +177,23 @@ func (a *Agent) Admin() string { return a.agent.AdminAddr() }
 // Agent starts an agent beside an engine.
 func (s *Stage) Agent(opt AgentOptions) (*Agent, error) {
 	a, err := agent.New(agent.Config{
-		NATSURL: s.NATS, Engine: opt.Engine, Pool: opt.Pool, Pod: opt.Pod,
+		NATSURL: cmp.Or(opt.NATS, s.NATS), Engine: opt.Engine, Pool: opt.Pool, Pod: opt.Pod,
 		Events: opt.Events, Replay: opt.Replay, StateDir: opt.State, Audit: opt.Audit,
 		Speculative: opt.Speculative, AttentionChunk: opt.AttentionChunk,
-		AdminAddress: local, Probe: probe, Log: s.opt.Log,
+		AdminAddress: local, Heartbeat: opt.Heartbeat, Probe: cmp.Or(opt.Probe, probe), Log: s.opt.Log,
 	})
 	if err != nil {
 		return nil, err
 	}
-	running := &Agent{part: s.start(a.Run), agent: a}
+	running := &Agent{Part: s.Go(a.Run), agent: a}
 	for rank := range max(opt.Ranks, 1) {
 		running.Members = append(running.Members, fmt.Sprintf("default_%s_%d", opt.Pod, rank))
 	}
 	return running, nil
 }
 
-// Go runs something until the stage closes.
-func (s *Stage) Go(run func(context.Context) error) { s.start(run) }
-
-func (s *Stage) start(run func(context.Context) error) part {
+// Go runs something until it is stopped or the stage closes.
+func (s *Stage) Go(run func(context.Context) error) Part {
 	ctx, cancel := context.WithCancel(s.ctx)
 	done := make(chan struct{})
 	s.group.Add(1)
@@ -191,15 +202,21 @@ func (s *Stage) start(run func(context.Context) error) part {
 		defer close(done)
 		defer cancel()
 		if err := run(ctx); err != nil && ctx.Err() == nil {
-			s.mu.Lock()
-			s.errs = append(s.errs, err)
-			s.mu.Unlock()
+			s.Fail(err)
 		}
 	}()
-	return part{stop: cancel, done: done}
+	return Part{stop: cancel, done: done}
 }
 
-func (s *Stage) err() error {
+// Fail notes what went wrong, for Err and Close.
+func (s *Stage) Fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.errs = append(s.errs, err)
+}
+
+// Err is what failed so far.
+func (s *Stage) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return errors.Join(s.errs...)
@@ -211,13 +228,9 @@ func (s *Stage) Close() error {
 		_ = s.conn.Close()
 	}
 	s.cancel()
-	return s.wait()
-}
-
-func (s *Stage) wait() error {
 	s.group.Wait()
 	s.release()
-	return s.err()
+	return s.Err()
 }
 
 // Member gives the scheduler's view of a member, nil when it knows none.
@@ -251,8 +264,8 @@ func (s *Stage) Until(ctx context.Context, patience time.Duration, id, what stri
 		last = cmp.Or(m, last)
 		select {
 		case <-ctx.Done():
-			return errors.Join(fmt.Errorf("member %s did not %s within %v; last seen %v", id, what, patience, last), s.err())
-		case <-time.After(look):
+			return errors.Join(fmt.Errorf("member %s did not %s within %v; last seen %v", id, what, patience, last), s.Err())
+		case <-time.After(pollEvery):
 		}
 	}
 }

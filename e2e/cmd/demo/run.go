@@ -11,18 +11,16 @@ import (
 	"syscall"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
+	"github.com/kvscout/kvscout/e2e/stage"
 	"github.com/kvscout/kvscout/e2e/trace"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
 
 // readyTime bounds the wait for all agents to be exact.
-const readyTime = 30 * time.Second
+const readyTime = time.Minute
 
 // run is the whole demo. Nothing of it is alive when it returns.
-func run(ctx context.Context, o options, out *os.File) error {
+func run(ctx context.Context, o options, out *os.File) (err error) {
 	if err := o.validate(); err != nil {
 		return err
 	}
@@ -31,46 +29,39 @@ func run(ctx context.Context, o options, out *os.File) error {
 		return err
 	}
 	begin := time.Now()
-	s, err := startStage(ctx, o)
+	s, err := stage.New(ctx, stage.Options{Change: large})
 	if err != nil {
 		return err
 	}
-	defer s.stop()
-	conn, err := grpc.NewClient(s.scheduler, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	defer func() { err = errors.Join(err, s.Close()) }()
+	fleets, err := start(ctx, s, o)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	ask := pb.NewSchedulerClient(conn)
-	if err := s.ready(ctx, ask); err != nil {
-		return err
-	}
+	ask := s.Client
 	intro(out, o, requests, time.Since(begin))
 
 	var drivers []*driver
-	for _, f := range s.fleets {
+	for _, f := range fleets {
 		drivers = append(drivers, &driver{fleet: f, client: newClient(), ask: ask})
 	}
-	driving, cut := context.WithCancel(s.ctx)
+	driving, cut := context.WithCancel(ctx)
 	defer cut()
-	start := time.Now()
+	began := time.Now()
 	used := cpuTime()
 	var group sync.WaitGroup
 	for _, d := range drivers {
-		group.Go(func() { d.run(driving, requests, start, o.pace(), o.grace()) })
+		group.Go(func() { d.run(driving, requests, began, o.pace(), o.grace()) })
 	}
 	done := make(chan struct{})
 	go func() { group.Wait(); close(done) }()
-	show(out, o, ask, drivers, start, done)
+	show(out, o, ask, drivers, began, done)
 	<-done
-	took := time.Since(start)
+	took := time.Since(began)
 	for _, d := range drivers {
 		d.client.http.CloseIdleConnections()
 	}
 	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := context.Cause(s.ctx); err != nil {
 		return err
 	}
 	return conclude(out, o, drivers, took, cpuTime()-used)

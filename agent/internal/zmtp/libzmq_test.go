@@ -84,7 +84,7 @@ func (z *libzmq) publishWindow(c *Conn, numbers []int, size, window int) {
 	var m Message
 	recv := func() {
 		z.t.Helper()
-		c.SetReadDeadline(time.Now().Add(20 * time.Second))
+		c.SetReadDeadline(time.Now().Add(time.Minute))
 		if err := c.Recv(&m); err != nil {
 			z.t.Fatal(err)
 		}
@@ -146,7 +146,7 @@ func upTo(n int) []int {
 // dialUntil dials as the caller's loop would, until somebody is there.
 func dialUntil(t testing.TB, endpoint string, opt Options) *Conn {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for {
 		c, err := Dial(ctx, endpoint, opt)
@@ -164,7 +164,7 @@ func dialUntil(t testing.TB, endpoint string, opt Options) *Conn {
 
 func acceptFrom(t *testing.T, l *Listener) *Conn {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, err := l.Accept(ctx)
 	if err != nil {
@@ -181,7 +181,7 @@ func acceptFrom(t *testing.T, l *Listener) *Conn {
 func lost(t *testing.T, c *Conn) error {
 	t.Helper()
 	var m Message
-	c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	c.SetReadDeadline(time.Now().Add(time.Minute))
 	for {
 		if err := c.Recv(&m); err != nil {
 			if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -286,7 +286,7 @@ func TestLibzmqFiltersTopics(t *testing.T) {
 }
 
 func TestLibzmqHeartbeatsAreAnswered(t *testing.T) {
-	z := startLibzmq(t, "pub", "bind", "tcp://127.0.0.1:*", "count=5000", "size=200", "parts=30", "heartbeat=1", "timeout=2000", "ttl=2000")
+	z := startLibzmq(t, "pub", "bind", "tcp://127.0.0.1:*", "count=5000", "size=200", "parts=30", "heartbeat=1", "timeout=60000", "ttl=60000")
 	c := dialUntil(t, z.endpoint, Options{Type: SUB})
 	var m Message
 	for c.Stats().Pings < 100 {
@@ -301,7 +301,7 @@ func TestLibzmqHeartbeatsAreAnswered(t *testing.T) {
 
 func TestLibzmqAnswersHeartbeats(t *testing.T) {
 	z := startLibzmq(t, "router", "tcp://127.0.0.1:*")
-	c := dialUntil(t, z.endpoint, Options{Type: DEALER, Heartbeat: 20 * time.Millisecond, HeartbeatTimeout: time.Second})
+	c := dialUntil(t, z.endpoint, Options{Type: DEALER, Heartbeat: 20 * time.Millisecond, HeartbeatTimeout: 5 * time.Second})
 	var m Message
 	for c.Stats().Pongs < 5 {
 		c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
@@ -331,7 +331,7 @@ func TestLibzmqRouterReplays(t *testing.T) {
 				if err := c.Send(nil, binary.BigEndian.AppendUint64(nil, uint64(start))); err != nil {
 					t.Fatal(err)
 				}
-				c.SetReadDeadline(time.Now().Add(20 * time.Second))
+				c.SetReadDeadline(time.Now().Add(time.Minute))
 				var m Message
 				for n := start; n < 800; n++ {
 					if err := c.Recv(&m); err != nil {
@@ -352,7 +352,7 @@ func TestLibzmqRouterReplays(t *testing.T) {
 
 func TestLibzmqHearsSendAndPongApart(t *testing.T) {
 	const requests = 500
-	z := startLibzmq(t, "router", "tcp://127.0.0.1:*", "count=1", "size=100", "heartbeat=1", "timeout=5000")
+	z := startLibzmq(t, "router", "tcp://127.0.0.1:*", "count=1", "size=100", "heartbeat=1", "timeout=60000")
 	c := dialUntil(t, z.endpoint, Options{Type: DEALER})
 	sent := make(chan error, 1)
 	go func() {
@@ -364,7 +364,7 @@ func TestLibzmqHearsSendAndPongApart(t *testing.T) {
 		}
 		sent <- nil
 	}()
-	c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	c.SetReadDeadline(time.Now().Add(time.Minute))
 	var m Message
 	for i := range 2 * requests {
 		if err := c.Recv(&m); err != nil {

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"time"
 
-	natsserver "github.com/nats-io/nats-server/v2/server"
 	"google.golang.org/grpc"
 
+	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
 
@@ -16,8 +16,8 @@ import (
 // none. It is ready when it has been started.
 type system struct {
 	engine    *engine
-	nats      *natsserver.Server // nil: the scheduler's
-	scheduler *part              // nil: none
+	nats      *broker.Broker // nil: the scheduler's
+	scheduler *part          // nil: none
 	agent     *part
 	bus       *bus
 	conn      *grpc.ClientConn
@@ -49,14 +49,10 @@ func startSystem(ctx context.Context, o options, into string, cores int) (s *sys
 		}
 		s.client = pb.NewSchedulerClient(s.conn)
 	} else {
-		if s.nats, err = natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: -1, NoLog: true, NoSigs: true}); err != nil {
+		if s.nats, err = broker.Open(); err != nil {
 			return s, err
 		}
-		s.nats.Start()
-		if !s.nats.ReadyForConnections(patience) {
-			return s, errors.New("the NATS server does not start")
-		}
-		url = s.nats.ClientURL()
+		url = s.nats.URL()
 	}
 	if s.bus, err = listen(url); err != nil {
 		return s, err
@@ -124,8 +120,7 @@ func (s *system) stop() {
 		s.bus.conn.Close()
 	}
 	if s.nats != nil {
-		s.nats.Shutdown()
-		s.nats.WaitForShutdown()
+		s.nats.Close()
 	}
 	if s.engine != nil {
 		s.engine.stop()

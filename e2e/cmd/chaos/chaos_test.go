@@ -18,7 +18,7 @@ func TestFiftyFaults(t *testing.T) {
 		t.Skip("it takes half a minute")
 	}
 	var out strings.Builder
-	good, err := run(t.Context(), options{faults: 50, seed: 11, engines: 4, heartbeat: time.Second / 4, slack: 3, children: true}, &out)
+	good, err := run(t.Context(), options{faults: 50, seed: 11, engines: 4, heartbeat: time.Second / 4, slack: 20, children: true}, &out)
 	t.Log("\n" + out.String())
 	if err != nil || !good {
 		t.Errorf("good %v: %v", good, err)

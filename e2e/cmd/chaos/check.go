@@ -47,7 +47,7 @@ func (f *fleet) look(ctx context.Context) (verdict, error) {
 				held[m.id][n] = true
 			}
 		}
-		answer, err := f.ask().Score(ctx, &pb.ScoreRequest{Request: &pb.Request{
+		answer, err := f.stage.Client.Score(ctx, &pb.ScoreRequest{Request: &pb.Request{
 			Model: model, Prompt: &pb.Request_TokenBytes{TokenBytes: q.bytes},
 		}}, grpc.WaitForReady(true))
 		if status.Code(err) == codes.Unavailable { // nobody to choose from, so nothing is believed
@@ -77,7 +77,7 @@ func (f *fleet) look(ctx context.Context) (verdict, error) {
 			}
 		}
 	}
-	state, err := f.ask().Fleet(ctx, &pb.FleetRequest{}, grpc.WaitForReady(true))
+	state, err := f.stage.Client.Fleet(ctx, &pb.FleetRequest{}, grpc.WaitForReady(true))
 	if err != nil {
 		return v, err
 	}

@@ -150,12 +150,12 @@ var faults = []fault{
 	{name: "scheduler restarted", proved: true, do: func(s *strike) error {
 		s.f.stopScheduler()
 		s.hold(0, 300*time.Millisecond)
-		return s.f.startScheduler()
+		return s.f.stage.StartScheduler()
 	}},
 	{name: "NATS restarted", proved: true, do: func(s *strike) error {
-		s.f.stopNATS()
+		s.f.nats.Stop()
 		s.hold(0, 300*time.Millisecond)
-		return s.f.startNATS()
+		return s.f.nats.Run()
 	}},
 	{name: "agent cut from NATS", fits: anybody, do: func(s *strike) error {
 		s.m.nats.Refuse(true)
@@ -318,7 +318,7 @@ func (s *strike) novel() error {
 }
 
 func (f *fleet) serve(e *fakevllm.Engine, q *prompt) error {
-	ctx, cancel := context.WithTimeout(f.ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(f.ctx, readyTime)
 	defer cancel()
 	_, err := f.post(ctx, e.URL()+"/v1/completions", q.body)
 	return err

@@ -120,7 +120,7 @@ func (l *load) one(ctx context.Context, r *rand.Rand) {
 	// Some prompts are asked more often than others.
 	q := &l.f.prompts[min(r.IntN(len(l.f.prompts)), r.IntN(len(l.f.prompts)))]
 	address := l.f.members[r.IntN(len(l.f.members))].engine.Load().Addr()
-	ask := l.f.ask()
+	ask := l.f.stage.Client
 	decision := ""
 	picked, err := ask.Pick(ctx, &pb.PickRequest{Request: &pb.Request{
 		Model: model, Prompt: &pb.Request_TokenBytes{TokenBytes: q.bytes}, Top: 1,

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -15,6 +13,8 @@ import (
 
 	"github.com/kvscout/kvscout/agent"
 	"github.com/kvscout/kvscout/e2e/fakevllm"
+	"github.com/kvscout/kvscout/e2e/loopback"
+	"github.com/kvscout/kvscout/e2e/stage"
 	"github.com/kvscout/kvscout/e2e/wire"
 )
 
@@ -26,8 +26,8 @@ const (
 	// birth is the time from an engine's sockets to its first request. Real
 	// ones take seconds.
 	birth = 150 * time.Millisecond
-	// rebind bounds the wait for the ports of an engine that died.
-	rebind = 5 * time.Second
+	// Where an engine serves, on a host of its own: it comes back there.
+	httpPort, eventsPort, replayPort = 28000, 25557, 25657
 )
 
 // layers are the KV cache groups of the members' models, one after the other.
@@ -53,14 +53,15 @@ type member struct {
 	relays bool // the events pass a proxy
 	child  bool
 
-	cfg    fakevllm.Config
-	engine atomic.Pointer[fakevllm.Engine] // also while it is down: the last one
-	up     atomic.Bool                     // it serves requests
-	runs   part
+	cfg     fakevllm.Config
+	release func()                          // the engine's host
+	engine  atomic.Pointer[fakevllm.Engine] // also while it is down: the last one
+	up      atomic.Bool                     // it serves requests
+	runs    stage.Part
 
 	events, replay *wire.Proxy // nil: direct
 	nats           *wire.Proxy
-	agent          part
+	agent          stage.Part
 	process        *exec.Cmd
 	stopped        bool     // by SIGSTOP
 	stash          [][]byte // messages of the agent from earlier; owned by the proxy
@@ -71,8 +72,13 @@ func newMember(f *fleet, i int) (*member, error) {
 		f: f, name: fmt.Sprintf("pod%d", i), id: fmt.Sprintf("default_pod%d_0", i),
 		relays: i%2 == 1, child: f.o.children && i%3 == 2,
 	}
+	host, release, err := loopback.Claim()
+	if err != nil {
+		return nil, err
+	}
+	m.release = release
 	m.cfg = fakevllm.Config{
-		Model: model, Blocks: poolBlocks, MaxModelLen: 2048, BlockSize: blockSize,
+		Host: host, Port: httpPort, EventsPort: eventsPort, ReplayPort: replayPort, Model: model, Blocks: poolBlocks, MaxModelLen: 2048, BlockSize: blockSize,
 		Speedup: 1000, Seed: f.o.seed + uint64(i), NoReplay: i%4 == 1,
 		NoSources: m.relays, // or the agent would go around them
 		Groups:    layers[i%len(layers)].groups, Dense: layers[i%len(layers)].dense,
@@ -83,8 +89,7 @@ func newMember(f *fleet, i int) (*member, error) {
 	if err := m.startEngine(); err != nil {
 		return m, err
 	}
-	var err error
-	if m.nats, err = wire.New(f.natsAddress(), wire.NATS, nil); err != nil {
+	if m.nats, err = wire.New(f.nats.Address(), wire.NATS, nil); err != nil {
 		return m, err
 	}
 	if m.relays {
@@ -103,31 +108,14 @@ func newMember(f *fleet, i int) (*member, error) {
 
 func hostPort(endpoint string) string { return strings.TrimPrefix(endpoint, "tcp://") }
 
-func portOf(address string) int {
-	_, text, _ := net.SplitHostPort(hostPort(address))
-	n, _ := strconv.Atoi(text)
-	return n
-}
-
 // startEngine starts the engine, at its old addresses if it had some.
 func (m *member) startEngine() error {
-	var e *fakevllm.Engine
-	var err error
-	for end := time.Now().Add(rebind); ; time.Sleep(2 * time.Millisecond) {
-		if e, err = fakevllm.New(m.cfg); err == nil {
-			break
-		}
-		if m.cfg.Port == 0 || time.Now().After(end) {
-			return err
-		}
-	}
-	m.cfg.Port = portOf(e.Addr())
-	m.cfg.EventsPort = portOf(e.Events(0).Endpoint())
-	if at := e.Events(0).ReplayEndpoint(); at != "" {
-		m.cfg.ReplayPort = portOf(at)
+	e, err := fakevllm.New(m.cfg)
+	if err != nil {
+		return err
 	}
 	m.engine.Store(e)
-	m.runs = m.f.start(e.Run)
+	m.runs = m.f.stage.Go(e.Run)
 	pause(m.f.ctx, birth)
 	m.up.Store(true)
 	return nil
@@ -136,7 +124,7 @@ func (m *member) startEngine() error {
 // stopEngine ends it as death does: requests are cut off.
 func (m *member) stopEngine() {
 	m.up.Store(false)
-	m.runs.stop()
+	m.runs.Stop()
 	m.f.http.CloseIdleConnections()
 }
 
@@ -162,21 +150,20 @@ func (m *member) startAgent() error {
 		}
 		return m.process.Start()
 	}
-	a, err := agent.New(agent.Config{
-		NATSURL: "nats://" + m.nats.Addr(), Engine: engine, Pod: m.name, Events: events, Replay: replay,
-		Heartbeat: m.f.o.heartbeat, Log: m.f.log.With("part", m.name),
+	a, err := m.f.stage.Agent(stage.AgentOptions{
+		NATS: "nats://" + m.nats.Addr(), Engine: engine, Pod: m.name, Events: events, Replay: replay, Heartbeat: m.f.o.heartbeat, Probe: probe,
 	})
 	if err != nil {
 		return err
 	}
-	m.agent = m.f.start(a.Run)
+	m.agent = a.Part
 	return nil
 }
 
 // stopAgent ends the agent, in good order or by SIGKILL.
 func (m *member) stopAgent(kill bool) {
 	if !m.child {
-		m.agent.stop()
+		m.agent.Stop()
 		return
 	}
 	signal := syscall.SIGTERM
@@ -186,14 +173,14 @@ func (m *member) stopAgent(kill bool) {
 	m.signal(signal)
 	var exit *exec.ExitError
 	if err := m.process.Wait(); err != nil && (!kill || !errors.As(err, &exit)) {
-		m.f.failed(fmt.Errorf("agent of %s: %w", m.name, err))
+		m.f.stage.Fail(fmt.Errorf("agent of %s: %w", m.name, err))
 	}
 	m.process, m.stopped = nil, false
 }
 
 func (m *member) signal(s syscall.Signal) {
 	if err := m.process.Process.Signal(s); err != nil {
-		m.f.failed(fmt.Errorf("agent of %s: %w", m.name, err))
+		m.f.stage.Fail(fmt.Errorf("agent of %s: %w", m.name, err))
 	}
 	switch s {
 	case syscall.SIGSTOP:
@@ -223,22 +210,19 @@ func (m *member) close() {
 		}
 		m.stopAgent(true)
 	}
-	if m.agent.cancel != nil {
-		m.agent.stop()
-	}
-	if m.runs.cancel != nil {
-		m.stopEngine()
-	}
+	m.agent.Stop()
+	m.stopEngine()
 	for _, p := range []*wire.Proxy{m.events, m.replay, m.nats} {
 		if p != nil {
 			p.Close()
 		}
 	}
+	m.release()
 }
 
 // reset, sleep and the like: what an operator asks of an engine.
 func (m *member) act(path string) error {
-	ctx, cancel := context.WithTimeout(m.f.ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(m.f.ctx, readyTime)
 	defer cancel()
 	status, err := m.f.post(ctx, m.engine.Load().URL()+path, []byte("{}"))
 	if err == nil && status != 200 {

@@ -102,7 +102,7 @@ func (f *fleet) play(rep *report) error {
 		if !got.ended {
 			return nil // the rest would say nothing more
 		}
-		if err := f.err(); err != nil {
+		if err := f.stage.Err(); err != nil {
 			return err
 		}
 	}
@@ -145,7 +145,7 @@ func (f *fleet) strike(s *strike) (result, error) {
 	ended := time.Now()
 	f.load.pause()
 	defer f.load.resume()
-	ctx, cancel := context.WithTimeout(f.ctx, hopeless)
+	ctx, cancel := context.WithTimeout(f.ctx, f.o.limit(hopeless))
 	defer cancel()
 	for {
 		at := time.Now()

@@ -176,7 +176,7 @@ func goroutines() int { return runtime.NumGoroutine() }
 
 // settled waits until no more goroutines run than before, for a while.
 func settled(before int) int {
-	for end := time.Now().Add(3 * time.Second); goroutines() > before && time.Now().Before(end); {
+	for end := time.Now().Add(readyTime); goroutines() > before && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 	}
 	return goroutines()

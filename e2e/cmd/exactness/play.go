@@ -12,7 +12,7 @@ import (
 )
 
 // patience bounds every wait for the picture to catch up.
-const patience = 15 * time.Second
+const patience = time.Minute
 
 // tally counts answers. Isolated = Exact + Over + Under + Blind.
 type tally struct{ Isolated, Exact, Over, Under, Blind int }

@@ -2,17 +2,16 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/protocol"
 	"github.com/kvscout/kvscout/protocol/blockkey"
 	"github.com/kvscout/kvscout/protocol/pb"
@@ -41,16 +40,11 @@ type member struct {
 // serve runs a NATS server and all members until in is closed, and writes the
 // server's URL to out when they are there.
 func serve(ctx context.Context, o options, in io.Reader, out io.Writer) error {
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true})
+	s, err := broker.Open()
 	if err != nil {
 		return err
 	}
-	s.Start()
-	defer s.WaitForShutdown()
-	defer s.Shutdown()
-	if !s.ReadyForConnections(5 * time.Second) {
-		return errors.New("NATS did not start")
-	}
+	defer s.Close()
 	subjects, err := protocol.NewSubjects("default")
 	if err != nil {
 		return err
@@ -61,7 +55,7 @@ func serve(ctx context.Context, o options, in io.Reader, out io.Writer) error {
 	defer cancel()
 	var conns []*nats.Conn
 	for range connections {
-		conn, err := nats.Connect(s.ClientURL(), nats.ReconnectBufSize(-1))
+		conn, err := nats.Connect(s.URL(), nats.ReconnectBufSize(-1))
 		if err != nil {
 			return err
 		}
@@ -83,7 +77,7 @@ func serve(ctx context.Context, o options, in io.Reader, out io.Writer) error {
 			return err
 		}
 	}
-	fmt.Fprintln(out, s.ClientURL())
+	fmt.Fprintln(out, s.URL())
 	ended := make(chan struct{})
 	go func() {
 		_, _ = io.Copy(io.Discard, in)

@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/kvscout/kvscout/e2e/stage"
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/scheduler"
 )
@@ -78,30 +78,20 @@ func start(ctx context.Context, o options, url string) (r result, err error) {
 	debug.FreeOSMemory()
 	before := heap()
 	began, used := time.Now(), cpuTime()
-	s, err := scheduler.New(scheduler.Config{GRPCAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0", NATSURL: url, IndexBytes: o.index, StopWait: time.Second})
-	if err != nil {
-		return r, err
-	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	defer func() {
-		cancel()
-		err = errors.Join(err, <-done)
-	}()
-	conn, err := grpc.NewClient(s.Addrs().GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(32<<20)))
+	defer cancel()
+	s, err := stage.New(ctx, stage.Options{NATS: url, Change: func(c *scheduler.Config) { c.IndexBytes = o.index }})
 	if err != nil {
 		return r, err
 	}
-	defer conn.Close()
-	client := pb.NewSchedulerClient(conn)
+	defer func() { err = errors.Join(err, s.Close()) }()
 	for look := time.Now(); ; time.Sleep(5 * time.Millisecond) {
 		r.peak = max(r.peak, heap()-before)
 		if time.Since(look) < 20*time.Millisecond {
 			continue
 		}
 		look = time.Now()
-		fleet, err := client.Fleet(ctx, &pb.FleetRequest{}, grpc.WaitForReady(true))
+		fleet, err := s.Client.Fleet(ctx, &pb.FleetRequest{}, grpc.WaitForReady(true))
 		if err != nil {
 			return r, err
 		}

@@ -52,7 +52,7 @@ $(VLLM_HOME)/%/ready:
 check: lint vuln workflows $(BIN)/buf ## linter, known vulnerabilities, buf lint, generated code in step
 	@cd protocol && PATH=$(BIN):$$PATH buf lint
 	@$(MAKE) --no-print-directory gen
-	@git diff --exit-code -- protocol/pb || { echo "generated code is out of step: run make gen and commit"; exit 1; }
+	@git diff --exit-code -- protocol || { echo "generated code is out of step: run make gen and commit"; exit 1; }
 	@go mod tidy -diff
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$unformatted" || { echo "not gofmt-clean: $$unformatted"; exit 1; }
 

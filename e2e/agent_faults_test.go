@@ -16,7 +16,7 @@ import (
 	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/stage"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // What befalls an agent: it restarts alone, hangs, is slow, loses NATS, is
@@ -32,9 +32,9 @@ func TestAgentRestartsAloneAfterTheRingMovedOn(t *testing.T) {
 	e.complete(list...)
 	e.truth(soon, list...)
 	for round := range uint64(3) {
-		life := p.member(e.id()).GetPicture().GetEpoch()
+		life := p.member(e.id()).GetCacheState().GetEpoch()
 		e.agent.Stop()
-		e.untilMember(e.id(), "leave", func(m *pb.MemberState) bool { return m == nil })
+		e.untilMember(e.id(), "leave", func(m *api.MemberState) bool { return m == nil })
 		if round > 0 {
 			more := several(10+round, 2)
 			e.complete(more...)
@@ -44,7 +44,7 @@ func TestAgentRestartsAloneAfterTheRingMovedOn(t *testing.T) {
 		e.watchedBy(opt)
 		e.truth(soon, list...)
 		t.Log("exact after", time.Since(start))
-		if now := p.member(e.id()).GetPicture().GetEpoch(); now <= life {
+		if now := p.member(e.id()).GetCacheState().GetEpoch(); now <= life {
 			t.Errorf("epoch %d after %d", now, life)
 		}
 		if n := p.counted(e.agent.Admin(), "kvscout_agent_state_events_total", `"resumed"`); n != 1 {

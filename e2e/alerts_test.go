@@ -14,7 +14,7 @@ import (
 
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/stage"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // alert is one rule of deploy/alerts.yaml.
@@ -128,7 +128,7 @@ func TestAlertsWatchWhatIsExported(t *testing.T) {
 	e.complete(q)
 	e.truth(patience, q)
 	p.pick(question(q))
-	p.pick(&pb.Request{}) // without a prompt: a fallback
+	p.pick(&api.Request{}) // without a prompt: a fallback
 
 	exported := make(map[string][]map[string]string) // the labels of each series
 	for _, admin := range []string{p.Admin, e.agent.Admin()} {

@@ -5,7 +5,7 @@ import (
 
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/stage"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler"
 )
 
@@ -51,8 +51,8 @@ func TestIndexBeyondItsBudget(t *testing.T) {
 	t.Logf("%d blocks fill it, %d are held; %v blocks shed, %v of %d bytes", full, stored, shed(), bytes(), budget)
 
 	for i, e := range engines {
-		e.untilMember(e.id(), "admit it", func(m *pb.MemberState) bool {
-			return m.GetPicture().GetTrust() == pb.Trust_TRUST_APPROXIMATE && m.GetPicture().GetReason() == "the index is full"
+		e.untilMember(e.id(), "admit it", func(m *api.MemberState) bool {
+			return m.GetCacheState().GetTrust() == api.Trust_TRUST_APPROXIMATE && m.GetCacheState().GetExplanation() == "the index is full"
 		})
 		kept, held := 0, 0
 		for _, q := range served[i] {

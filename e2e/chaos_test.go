@@ -9,7 +9,7 @@ import (
 
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/stage"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 var chaosSeed = flag.Uint64("chaos.seed", 0, "seed of TestChaos; 0: those of every day")
@@ -83,11 +83,11 @@ func TestChaos(t *testing.T) {
 				events.drop(0)
 				log = append(log, "all is well")
 				ask(1) // a last message that was lost shows with the next
-				e.untilMember(e.id(), "stand on the newest batch", func(m *pb.MemberState) bool {
-					return m != nil && m.GetPicture().GetEngineBatches() == e.Events(0).Stats().Next && stage.Settled(m)
+				e.untilMember(e.id(), "stand on the newest batch", func(m *api.MemberState) bool {
+					return m != nil && m.GetCacheState().GetEngineBatches() == e.Events(0).Stats().Next && stage.Settled(m)
 				})
 				for i, q := range asked {
-					if got, picture := e.promised(q); got > e.held(q) || stage.Exact(&pb.MemberState{Picture: picture}) && got != e.held(q) {
+					if got, picture := e.promised(q); got > e.held(q) || stage.Exact(&api.MemberState{CacheState: picture}) && got != e.held(q) {
 						t.Fatalf("round %d, prompt %d: promised %d, held %d; %v", round, i, got, e.held(q), picture)
 					}
 				}

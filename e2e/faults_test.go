@@ -17,7 +17,7 @@ import (
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/stage"
 	"github.com/kvscout/kvscout/protocol"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // flight is how long a wrong answer may call itself EXACT: events are on their
@@ -52,17 +52,17 @@ func (e *engine) witness(prompts ...prompt) *witness {
 		for i := 0; ctx.Err() == nil; i++ {
 			n := i % len(prompts)
 			q := prompts[n]
-			answer, err := e.Client.Score(ctx, &pb.ScoreRequest{Request: q.request(id)}, grpc.WaitForReady(true))
+			answer, err := e.Client.Score(ctx, &api.ScoreRequest{Request: q.request(id)}, grpc.WaitForReady(true))
 			if err != nil || len(answer.GetRanking().GetCandidates()) != 1 {
 				time.Sleep(time.Millisecond)
 				continue
 			}
 			c := answer.GetRanking().GetCandidates()[0]
 			held := min(w.engine.Load().Depth(q.rank, q.tokens, q.adapter, q.salt), (len(q.tokens)-1)/size) * size
-			wrong := int(c.GetCached().GetGpu()) > held
+			wrong := int(c.GetCachedTokens().GetGpu()) > held
 			w.mu.Lock()
 			if !stage.Trusted(c) && w.doubt == "" {
-				w.doubt = strings.TrimPrefix(c.GetPicture().GetTrust().String(), "TRUST_") + ": " + c.GetPicture().GetReason()
+				w.doubt = strings.TrimPrefix(c.GetCacheState().GetTrust().String(), "TRUST_") + ": " + c.GetCacheState().GetExplanation()
 			}
 			switch {
 			case wrong && stage.Trusted(c):
@@ -143,8 +143,8 @@ func (e *engine) process(pod string) *exec.Cmd {
 // the picture has an owner again.
 func (e *engine) claims(prompts ...prompt) time.Duration {
 	e.t.Helper()
-	return e.wait(soon, "be free of phantoms", prompts, func(got, want int, p *pb.Picture) bool {
-		return got <= want && stage.Settled(&pb.MemberState{Picture: p})
+	return e.wait(soon, "be free of phantoms", prompts, func(got, want int, p *api.CacheState) bool {
+		return got <= want && stage.Settled(&api.MemberState{CacheState: p})
 	})
 }
 
@@ -167,7 +167,7 @@ func TestFaultBEngineKilledReplayOff(t *testing.T) {
 	e := p.engine(fakevllm.Config{NoReplay: true}).watched("pod")
 	old := several(1, 20)
 	e.complete(old...)
-	e.wait(soon, "follow", old, func(got, want int, _ *pb.Picture) bool { return got == want })
+	e.wait(soon, "follow", old, func(got, want int, _ *api.CacheState) bool { return got == want })
 	w := e.witness(old...)
 	e.restart()
 	w.engine.Store(e.Engine)
@@ -185,7 +185,7 @@ func TestFaultCEngineRestartedBehindAStoppedAgent(t *testing.T) {
 			agent := e.process("pod")
 			old := several(1, 20)
 			e.complete(old...)
-			e.wait(soon, "follow", old, func(got, want int, _ *pb.Picture) bool { return got == want })
+			e.wait(soon, "follow", old, func(got, want int, _ *api.CacheState) bool { return got == want })
 			if err := agent.Process.Signal(syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
 			}
@@ -203,7 +203,7 @@ func TestFaultCEngineRestartedBehindAStoppedAgent(t *testing.T) {
 			t.Log("true after", took)
 			newest := several(3, 3)
 			e.complete(newest...)
-			e.wait(soon, "follow the new life", append(newest, old...), func(got, want int, _ *pb.Picture) bool { return got == want })
+			e.wait(soon, "follow the new life", append(newest, old...), func(got, want int, _ *api.CacheState) bool { return got == want })
 		})
 	}
 }
@@ -246,10 +246,10 @@ func TestFaultEReset(t *testing.T) {
 	t.Log("true after", e.truth(soon, append(old, first...)...))
 
 	e.act("/sleep", map[string][]string{"level": {"1"}})
-	e.untilMember(e.id(), "be asleep", func(m *pb.MemberState) bool { return !m.GetChosen() })
+	e.untilMember(e.id(), "be asleep", func(m *api.MemberState) bool { return m.GetIneligible() != 0 })
 	woken := time.Now()
 	e.act("/wake_up", nil)
-	e.untilMember(e.id(), "be awake", func(m *pb.MemberState) bool { return m.GetChosen() })
+	e.untilMember(e.id(), "be awake", func(m *api.MemberState) bool { return m.GetIneligible() == 0 })
 	e.complete(first...)
 	e.truth(soon, append(old, first...)...)
 	t.Log("awake and true after", time.Since(woken))
@@ -272,5 +272,5 @@ func TestFaultFBatchesLostForGood(t *testing.T) {
 	e.complete(next...) // shows the gap
 	list := append(append(old, lost...), next...)
 	t.Log("a lower bound after", e.lower(soon, list...))
-	e.wait(soon, "know what came behind the gap", next, func(got, want int, _ *pb.Picture) bool { return got == want })
+	e.wait(soon, "know what came behind the gap", next, func(got, want int, _ *api.CacheState) bool { return got == want })
 }

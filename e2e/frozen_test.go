@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/kvscout/kvscout/e2e/stage"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // TestFrozenEnginesDoNotHoldUpText stops two of three engines in the middle of
@@ -59,11 +59,11 @@ func TestFrozenEnginesDoNotHoldUpText(t *testing.T) {
 	worst := time.Duration(0)
 	for n := range 12 {
 		watch := newStopwatch()
-		answer, err := p.Client.Score(t.Context(), &pb.ScoreRequest{Request: &pb.Request{
-			Model: "fake", Prompt: &pb.Request_Text{Text: fmt.Sprintf("prompt %d is like no other", n)},
+		answer, err := p.Client.Score(t.Context(), &api.ScoreRequest{Request: &api.Request{
+			Model: "fake", Prompt: api.Body(fmt.Sprintf(`{"prompt":%q}`, fmt.Sprintf("prompt %d is like no other", n))),
 		}})
 		if err != nil || answer.GetRanking().GetPromptTokens() == 0 {
-			t.Fatalf("prompt %d: %v, %q", n, err, answer.GetRanking().GetFallback())
+			t.Fatalf("prompt %d: %v, %q", n, err, answer.GetRanking().Lacks())
 		}
 		worst = max(worst, watch.ours())
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/stage"
 	"github.com/kvscout/kvscout/protocol"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
 
@@ -43,7 +44,7 @@ func (e *engine) follows(seed uint64) []prompt {
 	e.t.Helper()
 	list := several(seed, 2)
 	e.complete(list...)
-	e.wait(patience, "follow", list, func(got, want int, _ *pb.Picture) bool { return got == want && got > 0 })
+	e.wait(patience, "follow", list, func(got, want int, _ *api.CacheState) bool { return got == want && got > 0 })
 	return list
 }
 
@@ -113,7 +114,7 @@ func TestHostileEvents(t *testing.T) {
 		sequence := e.Events(0).Publish(tc.payload)
 		known = append(known[:5], e.follows(uint64(10+i))...)
 		m := p.member(e.id())
-		if m == nil || m.GetPicture().GetEngineBatches() <= sequence {
+		if m == nil || m.GetCacheState().GetEngineBatches() <= sequence {
 			t.Fatalf("%s: the stream stands still: %v", tc.name, m)
 		}
 		e.never(known...)
@@ -233,8 +234,8 @@ func TestHostileMetrics(t *testing.T) {
 	} {
 		f.say(tc.page)
 		if tc.unknown {
-			e.untilMember(e.id(), "have no load: "+tc.name, func(m *pb.MemberState) bool {
-				return m != nil && (m.Running == nil || m.GetLoadAgeMs() > 500)
+			e.untilMember(e.id(), "have no load: "+tc.name, func(m *api.MemberState) bool {
+				return m != nil && (m.RunningRequests == nil || m.GetLoadAgeMs() > 500)
 			})
 		} else {
 			looks := func() float64 { return p.counted(e.agent.Admin(), "kvscout_agent_probes_total", "") }
@@ -244,10 +245,10 @@ func TestHostileMetrics(t *testing.T) {
 		more := several(uint64(2+i), 2)
 		e.complete(more...)
 		list = append(list[:5], more...)
-		e.wait(patience, "follow: "+tc.name, list, func(got, want int, _ *pb.Picture) bool { return got == want })
+		e.wait(patience, "follow: "+tc.name, list, func(got, want int, _ *api.CacheState) bool { return got == want })
 		f.say(nil)
-		e.untilMember(e.id(), "have a load again: "+tc.name, func(m *pb.MemberState) bool {
-			return m != nil && m.Running != nil && m.GetLoadAgeMs() < 500
+		e.untilMember(e.id(), "have a load again: "+tc.name, func(m *api.MemberState) bool {
+			return m != nil && m.RunningRequests != nil && m.GetLoadAgeMs() < 500
 		})
 	}
 	e.truth(soon, list...)
@@ -255,7 +256,7 @@ func TestHostileMetrics(t *testing.T) {
 		t.Errorf("%d MiB stay", grown>>20)
 	}
 	p.until("invented ranks are gone", func() bool {
-		fleet, err := p.Client.Fleet(t.Context(), &pb.FleetRequest{})
+		fleet, err := p.Operator.ListMembers(t.Context(), &api.ListMembersRequest{})
 		return err == nil && len(fleet.GetMembers()) == 1
 	})
 }
@@ -272,7 +273,7 @@ func TestHostileMessages(t *testing.T) {
 	}
 	conn, subject := p.bus(), subjects(t)
 	id := e.id()
-	now := p.member(id).GetPicture()
+	now := p.member(id).GetCacheState()
 	header := func(change func(*pb.Header)) *pb.Header {
 		h := &pb.Header{Version: protocol.Version, Member: id, Epoch: now.GetEpoch(), Sequence: now.GetSequence()}
 		change(h)
@@ -320,7 +321,7 @@ func TestHostileMessages(t *testing.T) {
 		{"a snapshot request of garbage", subject.Snapshot(id), []byte{1, 2, 3}, ""},
 		{"a snapshot request without a reply subject", subject.Snapshot(id), nil, ""},
 	} {
-		now = p.member(id).GetPicture()
+		now = p.member(id).GetCacheState()
 		before := 0.0
 		if tc.counts != "" {
 			before = counted(tc.counts)
@@ -340,7 +341,7 @@ func TestHostileMessages(t *testing.T) {
 		t.Logf("%s: true after %v", tc.name, e.truth(soon, list...))
 		other.truth(soon, list[:5]...)
 	}
-	fleet, err := p.Client.Fleet(t.Context(), &pb.FleetRequest{})
+	fleet, err := p.Operator.ListMembers(t.Context(), &api.ListMembersRequest{})
 	if err != nil || len(fleet.GetMembers()) != 2 {
 		t.Errorf("%v, %v", fleet, err)
 	}
@@ -354,48 +355,47 @@ func TestHostileRequests(t *testing.T) {
 	e.complete(q)
 	e.truth(soon, q)
 	p.ready()
-	long := make([]byte, 0, 8_000_000)
-	for i := range 2_000_000 {
-		long = binary.LittleEndian.AppendUint32(long, uint32(i%150_000))
+	long := make([]uint32, 2_000_000)
+	for i := range long {
+		long[i] = uint32(i % 150_000)
 	}
 	tokens := q.request().GetPrompt()
-	keys := func(size uint32, n int) *pb.Request_Keys {
-		k := &pb.BlockKeys{BlockSize: size}
-		for i := range n {
-			k.Keys = append(k.Keys, uint64(i+1))
+	keys := func(size uint32, n int) *api.Prompt {
+		list := make([]uint64, n)
+		for i := range list {
+			list[i] = uint64(i + 1)
 		}
-		return &pb.Request_Keys{Keys: k}
+		return api.Keys(list, size)
 	}
 	for _, tc := range []struct {
 		name string
-		r    *pb.Request
+		r    *api.Request
 		code codes.Code
 		says string
 	}{
-		{"no tokens", &pb.Request{Model: model, Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{}}}, codes.InvalidArgument, "0 tokens"},
-		{"ragged tokens", &pb.Request{Model: model, Prompt: &pb.Request_TokenBytes{TokenBytes: make([]byte, 7)}}, codes.InvalidArgument, "multiple of 4"},
-		{"two million tokens", &pb.Request{Model: model, Prompt: &pb.Request_TokenBytes{TokenBytes: long}}, codes.OK, ""},
-		{"no model", &pb.Request{Prompt: tokens}, codes.InvalidArgument, "model"},
-		{"unknown model", &pb.Request{Model: "nobody's", Prompt: tokens}, codes.NotFound, `"nobody's"`},
-		{"unknown adapter", &pb.Request{Model: model, Adapter: "nobody's", Prompt: tokens}, codes.NotFound, `"nobody's"`},
-		{"unknown policy", &pb.Request{Model: model, Policy: "luck", Prompt: tokens}, codes.InvalidArgument, `"luck"`},
-		{"keys of another block size", &pb.Request{Model: model, Prompt: keys(32, 3)}, codes.InvalidArgument, "32"},
-		{"keys of no block size", &pb.Request{Model: model, Prompt: keys(0, 3)}, codes.InvalidArgument, "block size"},
-		{"a hundred thousand keys", &pb.Request{Model: model, Prompt: keys(size, 100_000)}, codes.OK, ""},
-		{"a million keys", &pb.Request{Model: model, Prompt: keys(size, 1<<20)}, codes.InvalidArgument, "limit"},
-		{"keys of nothing", &pb.Request{Model: model, Prompt: &pb.Request_Keys{Keys: &pb.BlockKeys{BlockSize: size, Keys: make([]uint64, 3)}}}, codes.InvalidArgument, "key 0"},
-		{"a body that is none", &pb.Request{Model: model, Prompt: &pb.Request_OpenaiBody{OpenaiBody: []byte(`{"model":`)}}, codes.InvalidArgument, "JSON"},
-		{"messages that are none", &pb.Request{Model: model, Prompt: &pb.Request_Chat{Chat: &pb.Chat{MessagesJson: []byte(`"hello"`)}}}, codes.InvalidArgument, "JSON"},
-		{"nobody to choose", &pb.Request{Model: model, Prompt: tokens, Exclude: q.request(e.id()).GetCandidates()}, codes.Unavailable, "candidate"},
-		{"no prompt", &pb.Request{Model: model}, codes.OK, ""},
+		{"no tokens", &api.Request{Model: model, Prompt: api.TokenIDs(nil)}, codes.InvalidArgument, "0 tokens"},
+		{"two million tokens", &api.Request{Model: model, Prompt: api.TokenIDs(long)}, codes.OK, ""},
+		{"no model", &api.Request{Prompt: tokens}, codes.InvalidArgument, "model"},
+		{"unknown model", &api.Request{Model: "nobody's", Prompt: tokens}, codes.NotFound, `"nobody's"`},
+		{"unknown adapter", &api.Request{Model: model, Adapter: "nobody's", Prompt: tokens}, codes.NotFound, `"nobody's"`},
+		{"unknown policy", &api.Request{Model: model, Policy: "luck", Prompt: tokens}, codes.InvalidArgument, `"luck"`},
+		{"keys of another block size", &api.Request{Model: model, Prompt: keys(32, 3)}, codes.InvalidArgument, "32"},
+		{"keys of no block size", &api.Request{Model: model, Prompt: keys(0, 3)}, codes.InvalidArgument, "block size"},
+		{"a hundred thousand keys", &api.Request{Model: model, Prompt: keys(size, 100_000)}, codes.OK, ""},
+		{"a million keys", &api.Request{Model: model, Prompt: keys(size, 1<<20)}, codes.InvalidArgument, "limit"},
+		{"keys of nothing", &api.Request{Model: model, Prompt: api.Keys(make([]uint64, 3), size)}, codes.InvalidArgument, "key 0"},
+		{"a body that is none", &api.Request{Model: model, Prompt: api.Body(`{"model":`)}, codes.InvalidArgument, "JSON"},
+		{"messages that are none", &api.Request{Model: model, Prompt: api.Body(`{"messages":"hello"}`)}, codes.InvalidArgument, "list"},
+		{"nobody to choose", &api.Request{Model: model, Prompt: tokens, Exclude: q.request(e.id()).GetCandidates()}, codes.FailedPrecondition, "excluded"},
+		{"no prompt", &api.Request{Model: model}, codes.OK, ""},
 	} {
 		for method, call := range map[string]func() error{
 			"pick": func() error {
-				_, err := p.Client.Pick(t.Context(), &pb.PickRequest{Request: tc.r})
+				_, err := p.Client.Pick(t.Context(), &api.PickRequest{Request: tc.r})
 				return err
 			},
 			"score": func() error {
-				_, err := p.Client.Score(t.Context(), &pb.ScoreRequest{Request: tc.r})
+				_, err := p.Client.Score(t.Context(), &api.ScoreRequest{Request: tc.r})
 				return err
 			},
 		} {

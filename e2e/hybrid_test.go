@@ -6,7 +6,7 @@ import (
 
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/stage"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // hybrids are engines whose hits several groups must accept, or that drop the
@@ -61,8 +61,8 @@ func TestHybridEnginesArePromisedWhatTheyFind(t *testing.T) {
 					q.tokens = q.tokens[:len(q.tokens)/size*size]
 				}
 				want := e.held(q)
-				e.wait(patience, "be the truth, or a lower bound that says so", []prompt{q}, func(got, want int, p *pb.Picture) bool {
-					return got == want && p.GetTrust() == pb.Trust_TRUST_EXACT || got <= want && p.GetTrust() == pb.Trust_TRUST_APPROXIMATE
+				e.wait(patience, "be the truth, or a lower bound that says so", []prompt{q}, func(got, want int, p *api.CacheState) bool {
+					return got == want && p.GetTrust() == api.Trust_TRUST_EXACT || got <= want && p.GetTrust() == api.Trust_TRUST_APPROXIMATE
 				})
 				if got, _ := e.promised(q); got != want {
 					below++ // behind a store that may have been the report of a hit

@@ -15,6 +15,7 @@ import (
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/stage"
 	"github.com/kvscout/kvscout/e2e/wire"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
 
@@ -115,7 +116,7 @@ func TestNATSPartitionOfTheAgent(t *testing.T) {
 	proxy.Stall(true)
 	e.complete(more...)
 	watch := newStopwatch()
-	e.untilMember(e.id(), "admit that nobody hears it", func(m *pb.MemberState) bool { return !stage.Exact(m) })
+	e.untilMember(e.id(), "admit that nobody hears it", func(m *api.MemberState) bool { return !stage.Exact(m) })
 	if watch.over(unheard + flight) {
 		t.Errorf("doubt came after %v", watch.ours())
 	}
@@ -132,7 +133,7 @@ func TestNATSPartitionOfTheScheduler(t *testing.T) {
 	e := p.engine(small).watched("pod")
 	e.doubtful(func() {
 		proxy.Refuse(true)
-		e.untilMember(e.id(), "be in doubt", func(m *pb.MemberState) bool { return !stage.Exact(m) })
+		e.untilMember(e.id(), "be in doubt", func(m *api.MemberState) bool { return !stage.Exact(m) })
 	}, func() { proxy.Refuse(false) })
 }
 
@@ -239,7 +240,7 @@ func TestNATSMessagesFromAnOldEpoch(t *testing.T) {
 		}
 		return len(kept) >= 12
 	})
-	life := p.member(e.id()).GetPicture().GetEpoch()
+	life := p.member(e.id()).GetCacheState().GetEpoch()
 	e.restart()
 	more := several(2, 10)
 	e.complete(more...)
@@ -262,7 +263,7 @@ func TestNATSMessagesFromAnOldEpoch(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.says(t, e.truth(soon, append(old, more...)...), flight)
-	if now := p.member(e.id()).GetPicture().GetEpoch(); now <= life {
+	if now := p.member(e.id()).GetCacheState().GetEpoch(); now <= life {
 		t.Errorf("epoch %d after %d", now, life)
 	}
 }

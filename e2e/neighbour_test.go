@@ -14,7 +14,7 @@ import (
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/loopback"
 	"github.com/kvscout/kvscout/e2e/stage"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // foreignWithin is the promise: how long an agent may believe the events of
@@ -64,8 +64,8 @@ func (p *play) disowned(id string, within time.Duration, engine *engine, events 
 	p.t.Helper()
 	watch := newStopwatch()
 	began := time.Now()
-	if err := p.Until(p.t.Context(), max(within, patience), id, "be disowned", func(m *pb.MemberState) bool {
-		return m.GetPicture().GetTrust() == pb.Trust_TRUST_UNKNOWN
+	if err := p.Until(p.t.Context(), max(within, patience), id, "be disowned", func(m *api.MemberState) bool {
+		return m.GetCacheState().GetTrust() == api.Trust_TRUST_UNKNOWN
 	}); err != nil {
 		p.t.Fatal(err)
 	}
@@ -74,12 +74,12 @@ func (p *play) disowned(id string, within time.Duration, engine *engine, events 
 		p.t.Errorf("another engine's events were believed for %v", took)
 	}
 	m := p.member(id)
-	p.t.Logf("after %v: %s", took.Round(time.Millisecond), m.GetPicture().GetReason())
-	if reason := m.GetPicture().GetReason(); !strings.Contains(reason, engine.URL()) || !strings.Contains(reason, events) {
+	p.t.Logf("after %v: %s", took.Round(time.Millisecond), m.GetCacheState().GetExplanation())
+	if reason := m.GetCacheState().GetExplanation(); !strings.Contains(reason, engine.URL()) || !strings.Contains(reason, events) {
 		p.t.Errorf("the reason names not both endpoints: %s", reason)
 	}
-	if m.GetHeldGpu() != 0 {
-		p.t.Errorf("%d blocks of another engine are believed still", m.GetHeldGpu())
+	if m.GetHeldGpuBlocks() != 0 {
+		p.t.Errorf("%d blocks of another engine are believed still", m.GetHeldGpuBlocks())
 	}
 }
 
@@ -144,7 +144,7 @@ func TestNeighboursEventsAreNotBelieved(t *testing.T) {
 			}
 			p.disowned(ours.id(), within, ours, at)
 			time.Sleep(500 * time.Millisecond) // it stays so
-			if m := p.member(ours.id()); m.GetPicture().GetTrust() != pb.Trust_TRUST_UNKNOWN || m.GetHeldGpu() != 0 {
+			if m := p.member(ours.id()); m.GetCacheState().GetTrust() != api.Trust_TRUST_UNKNOWN || m.GetHeldGpuBlocks() != 0 {
 				t.Errorf("believed again: %v", m)
 			}
 			// Mended: the engine gets the address at which its events are looked for.
@@ -155,11 +155,11 @@ func TestNeighboursEventsAreNotBelieved(t *testing.T) {
 			ours.cfg.EventsPort, ours.cfg.ReplayPort = other.cfg.EventsPort, other.cfg.ReplayPort
 			ours.stop()
 			ours.start()
-			p.untilMember(ours.id(), "be known anew", func(m *pb.MemberState) bool {
-				return m.GetPicture().GetTrust() == pb.Trust_TRUST_EXACT || c.noReplay && m.GetPicture().GetTrust() == pb.Trust_TRUST_APPROXIMATE
+			p.untilMember(ours.id(), "be known anew", func(m *api.MemberState) bool {
+				return m.GetCacheState().GetTrust() == api.Trust_TRUST_EXACT || c.noReplay && m.GetCacheState().GetTrust() == api.Trust_TRUST_APPROXIMATE
 			})
 			ours.complete(several(3, 5)...)
-			ours.wait(soon, "be believed", several(3, 5), func(got, want int, _ *pb.Picture) bool { return got == want })
+			ours.wait(soon, "be believed", several(3, 5), func(got, want int, _ *api.CacheState) bool { return got == want })
 		})
 	}
 }
@@ -185,8 +185,8 @@ func TestSwappedRanksAreNotBelieved(t *testing.T) {
 		e.complete(q, q.branch(100, uint64(i)+50, 300*(1-i%2)+20))
 	}
 	for rank, id := range e.agent.Members {
-		p.untilMember(id, "be disowned", func(m *pb.MemberState) bool {
-			return m.GetPicture().GetTrust() == pb.Trust_TRUST_UNKNOWN && strings.Contains(m.GetPicture().GetReason(), e.Events(1-rank).Endpoint())
+		p.untilMember(id, "be disowned", func(m *api.MemberState) bool {
+			return m.GetCacheState().GetTrust() == api.Trust_TRUST_UNKNOWN && strings.Contains(m.GetCacheState().GetExplanation(), e.Events(1-rank).Endpoint())
 		})
 	}
 }
@@ -249,10 +249,10 @@ func TestEndpointsOutOfReachEndNothing(t *testing.T) {
 			front.say(func([]byte) []byte { return []byte(said) })
 			e.watchedBy(stage.AgentOptions{Pod: "pod", Engine: front.URL})
 			e.complete(random(1, 500))
-			p.untilMember(e.id(), "be unknown, with its load", func(m *pb.MemberState) bool {
-				return m.GetPicture().GetTrust() == pb.Trust_TRUST_UNKNOWN && m.GetPicture().GetReason() != "" && m.Running != nil && m.GetLoadAgeMs() < 1000
+			p.untilMember(e.id(), "be unknown, with its load", func(m *api.MemberState) bool {
+				return m.GetCacheState().GetTrust() == api.Trust_TRUST_UNKNOWN && m.GetCacheState().GetExplanation() != "" && m.RunningRequests != nil && m.GetLoadAgeMs() < 1000
 			})
-			t.Log(p.member(e.id()).GetPicture().GetReason())
+			t.Log(p.member(e.id()).GetCacheState().GetExplanation())
 		})
 	}
 }

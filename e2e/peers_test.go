@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/stage"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
 
@@ -27,7 +28,7 @@ func (p *play) gpu(q prompt) map[string]int {
 	p.t.Helper()
 	cached := make(map[string]int)
 	for _, c := range p.score(q.request()).GetCandidates() {
-		cached[c.GetMember().GetId()] = int(c.GetCached().GetGpu())
+		cached[c.GetMember().GetId()] = int(c.GetCachedTokens().GetGpu())
 	}
 	return cached
 }
@@ -36,8 +37,8 @@ func (p *play) gpu(q prompt) map[string]int {
 func (e *engine) publish(events ...any) {
 	e.t.Helper()
 	sequence := e.Events(0).Publish(batch(e.t, events...))
-	e.untilMember(e.id(), fmt.Sprintf("stand on batch %d", sequence), func(m *pb.MemberState) bool {
-		return m.GetPicture().GetEngineBatches() == sequence+1 && stage.Settled(m)
+	e.untilMember(e.id(), fmt.Sprintf("stand on batch %d", sequence), func(m *api.MemberState) bool {
+		return m.GetCacheState().GetEngineBatches() == sequence+1 && stage.Settled(m)
 	})
 }
 
@@ -47,7 +48,7 @@ func (e *engine) expect(what string, q prompt, want int) {
 	e.t.Helper()
 	e.until(fmt.Sprintf("%s: %d tokens are promised", what, want), func() bool {
 		got, picture := e.promised(q)
-		if got > want && picture.GetTrust() == pb.Trust_TRUST_EXACT {
+		if got > want && picture.GetTrust() == api.Trust_TRUST_EXACT {
 			e.t.Fatalf("%s: promised %d, want %d; %v", what, got, want, picture)
 		}
 		return got == want
@@ -76,8 +77,8 @@ func TestPeers02BlockSizeIsLearnedAndAnotherRefused(t *testing.T) {
 	small.expect("blocks of 8", q, 192)
 	large.expect("blocks of 48", q, 192)
 	for _, e := range []*engine{small, large} {
-		if m := p.member(e.id()); int(m.GetBlockSize()) != e.cfg.BlockSize {
-			t.Errorf("%s has blocks of %d", e.id(), m.GetBlockSize())
+		if m := p.member(e.id()); int(m.GetBlockSizeTokens()) != e.cfg.BlockSize {
+			t.Errorf("%s has blocks of %d", e.id(), m.GetBlockSizeTokens())
 		}
 	}
 	other := random(2, 64)
@@ -157,7 +158,7 @@ func TestPeers05WithoutReplayTheRestIsNotExact(t *testing.T) {
 	events, _ := e.behind(t, "pod")
 	known := several(1, 10)
 	e.complete(known...)
-	e.wait(soon, "follow", known, func(got, want int, _ *pb.Picture) bool { return got == want })
+	e.wait(soon, "follow", known, func(got, want int, _ *api.CacheState) bool { return got == want })
 	events.drop(3)
 	lost := several(2, 12)
 	e.complete(lost...)
@@ -234,7 +235,7 @@ func TestPeers09TheLongestOfManyHoldersWins(t *testing.T) {
 	}
 	ranking := p.score(q.request())
 	if first := ranking.GetCandidates()[0].GetMember().GetId(); first != list[13].id {
-		t.Errorf("first is %s: %s", first, ranking.GetReason())
+		t.Errorf("first is %s: %s", first, ranking.GetExplanation())
 	}
 	want := make(map[string]int)
 	for i, s := range list {
@@ -267,9 +268,9 @@ func TestPeers10MemoryIsBounded(t *testing.T) {
 		for j := range keys {
 			keys[j] = uint64(i*len(keys)+j+1) * 0x9e3779b97f4a7c15
 		}
-		p.pick(&pb.Request{
-			Session: fmt.Sprint("session ", i),
-			Prompt:  &pb.Request_Keys{Keys: &pb.BlockKeys{Keys: keys, BlockSize: size}},
+		p.pick(&api.Request{
+			SessionId: fmt.Sprint("session ", i),
+			Prompt:    api.Keys(keys, size),
 		})
 	}
 	for i := range prompts {
@@ -324,7 +325,7 @@ func TestPeers12EqualPromptsAtOnceHaveFewOwners(t *testing.T) {
 	var group sync.WaitGroup
 	for range 64 {
 		group.Go(func() {
-			answer, err := p.Client.Pick(t.Context(), &pb.PickRequest{Request: q.request()})
+			answer, err := p.Client.Pick(t.Context(), &api.PickRequest{Request: q.request()})
 			if err != nil {
 				t.Error(err)
 				return
@@ -338,7 +339,7 @@ func TestPeers12EqualPromptsAtOnceHaveFewOwners(t *testing.T) {
 	if len(owners) > 6 {
 		t.Errorf("64 equal prompts have %d owners: %v", len(owners), owners)
 	}
-	fleet, err := p.Client.Fleet(t.Context(), &pb.FleetRequest{})
+	fleet, err := p.Operator.ListMembers(t.Context(), &api.ListMembersRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -365,13 +366,13 @@ const (
 	judge  = "You are a judge of the highest court, and whatever you say is weighed, sober and to the point."
 )
 
-func (p *play) chatRequest(messages []map[string]string) *pb.Request {
+func (p *play) chatRequest(messages []map[string]string) *api.Request {
 	p.t.Helper()
 	text, err := json.Marshal(messages)
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	return &pb.Request{Model: model, Prompt: &pb.Request_Chat{Chat: &pb.Chat{MessagesJson: text}}}
+	return &api.Request{Model: model, Prompt: api.Body(fmt.Sprintf(`{"messages":%s}`, text))}
 }
 
 // chat serves a conversation and compares what the scheduler promised before
@@ -384,20 +385,20 @@ func (e *engine) chat(messages []map[string]string) (cached int) {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	whole := e.score(&pb.Request{Prompt: &pb.Request_OpenaiBody{OpenaiBody: text}})
+	whole := e.score(&api.Request{Prompt: api.Body(string(text))})
 	body["max_tokens"] = 1
 	tokens, cached := e.serve("/v1/chat/completions", 0, body)
-	for form, r := range map[string]*pb.Ranking{"messages": ranking, "body": whole} {
-		got := int(r.GetCandidates()[0].GetCached().GetGpu())
-		if r.GetFallback() != "" || int(r.GetPromptTokens()) != tokens || got != cached {
+	for form, r := range map[string]*api.Ranking{"messages": ranking, "body": whole} {
+		got := int(r.GetCandidates()[0].GetCachedTokens().GetGpu())
+		if r.Lacks() != "" || int(r.GetPromptTokens()) != tokens || got != cached {
 			e.t.Errorf("%s: promised %d of %d tokens (%q), the engine counts %d of %d",
-				form, got, r.GetPromptTokens(), r.GetFallback(), cached, tokens)
+				form, got, r.GetPromptTokens(), r.Lacks(), cached, tokens)
 		}
 	}
 	// The answer overtakes the events.
 	want := tokens / size
 	e.until("the events have come", func() bool {
-		c := e.score(e.chatRequest(messages)).GetCandidates()[0].GetCached()
+		c := e.score(e.chatRequest(messages)).GetCandidates()[0].GetCachedTokens()
 		return int(c.GetGpu()) >= min(want, (tokens-1)/size)*size
 	})
 	return cached
@@ -437,13 +438,13 @@ func TestPeers15TheFailedIsNotTriedAgain(t *testing.T) {
 	if first := p.score(q.request()).GetCandidates()[0].GetMember().GetId(); first != owner.id {
 		t.Fatalf("first is %s", first)
 	}
-	for name, ref := range map[string]*pb.MemberRef{
-		"member":  {Ref: &pb.MemberRef_Member{Member: owner.id}},
-		"pod":     {Ref: &pb.MemberRef_Pod{Pod: "owner"}},
-		"address": {Ref: &pb.MemberRef_Address{Address: "owner:8000"}},
+	for name, ref := range map[string]*api.MemberRef{
+		"member":  {Ref: &api.MemberRef_MemberId{MemberId: owner.id}},
+		"pod":     {Ref: &api.MemberRef_Pod{Pod: "owner"}},
+		"address": {Ref: &api.MemberRef_Address{Address: "owner:8000"}},
 	} {
 		r := q.request()
-		r.Exclude = []*pb.MemberRef{ref}
+		r.Exclude = []*api.MemberRef{ref}
 		for _, c := range p.pick(r).GetRanking().GetCandidates() {
 			if c.GetMember().GetId() == owner.id {
 				t.Errorf("excluded by %s and yet in the answer", name)
@@ -452,7 +453,7 @@ func TestPeers15TheFailedIsNotTriedAgain(t *testing.T) {
 	}
 	r := q.request(owner.id)
 	r.Exclude = r.GetCandidates()
-	if _, err := p.Client.Pick(t.Context(), &pb.PickRequest{Request: r}); status.Code(err) != codes.Unavailable {
+	if _, err := p.Client.Pick(t.Context(), &api.PickRequest{Request: r}); status.Code(err) != codes.Unavailable {
 		t.Errorf("nobody is left: %v", err)
 	}
 }
@@ -465,8 +466,8 @@ func TestPeers17OnePredictionForARequest(t *testing.T) {
 	for i := range 4 {
 		p.speaker(conn, fmt.Sprintf("m%d", i), prompt{tokens: q.tokens[:i*20*size]})
 	}
-	costs := func() map[string]*pb.Cost {
-		list := make(map[string]*pb.Cost)
+	costs := func() map[string]*api.Cost {
+		list := make(map[string]*api.Cost)
 		for _, c := range p.score(q.request()).GetCandidates() {
 			list[c.GetMember().GetId()] = c.GetCost()
 		}
@@ -517,7 +518,7 @@ func TestPeers18NonsensicalLoadHurtsNobody(t *testing.T) {
 	for _, s := range list {
 		s.loaded(idle())
 	}
-	p.untilMember(list[0].id, "be idle again", func(m *pb.MemberState) bool { return m.Running != nil && m.GetRunning() == 0 })
+	p.untilMember(list[0].id, "be idle again", func(m *api.MemberState) bool { return m.RunningRequests != nil && m.GetRunningRequests() == 0 })
 }
 
 // A reset of an idle engine shows in no event, only in its count of requests.
@@ -541,7 +542,7 @@ func TestPeers21SleepEmptiesTheIndex(t *testing.T) {
 	p := open(t, stage.Options{})
 	e := p.engine(fakevllm.Config{}).watched("pod")
 	e.empties("/sleep", func() {
-		r := &pb.ScoreRequest{Request: random(1, 100).request()}
+		r := &api.ScoreRequest{Request: random(1, 100).request()}
 		p.until("nobody is chosen", func() bool {
 			_, err := p.Client.Score(t.Context(), r)
 			return status.Code(err) == codes.Unavailable
@@ -561,14 +562,14 @@ func (e *engine) empties(path string, then func()) {
 	list := several(1, 5)
 	e.complete(list...)
 	e.truth(soon, list...)
-	e.untilMember(e.id(), "be idle", func(m *pb.MemberState) bool { return m.Running != nil && m.GetRunning() == 0 })
+	e.untilMember(e.id(), "be idle", func(m *api.MemberState) bool { return m.RunningRequests != nil && m.GetRunningRequests() == 0 })
 	polls := func() float64 { return e.counted(e.agent.Admin(), "kvscout_agent_probes_total", "") }
 	seen := polls()
 	e.until("the metrics are read that say so", func() bool { return polls() >= seen+3 })
 	watch := newStopwatch()
 	e.act(path, nil)
 	then()
-	e.untilMember(e.id(), "hold nothing", func(m *pb.MemberState) bool { return m != nil && m.GetHeldGpu() == 0 })
+	e.untilMember(e.id(), "hold nothing", func(m *api.MemberState) bool { return m != nil && m.GetHeldGpuBlocks() == 0 })
 	if watch.over(2 * time.Second) {
 		e.t.Errorf("empty after %v", watch.ours())
 	}
@@ -585,9 +586,9 @@ func TestPeers22And23MissingLoadIsUnknown(t *testing.T) {
 	busy.loaded(&pb.Load{Running: proto.Uint32(30), Waiting: proto.Uint32(5)})
 	mute := p.speaker(conn, "mute")
 	mute.loaded(nil)
-	p.untilMember(busy.id, "be busy", func(m *pb.MemberState) bool { return m.GetRunning() == 30 })
+	p.untilMember(busy.id, "be busy", func(m *api.MemberState) bool { return m.GetRunningRequests() == 30 })
 	// The sample that it gave first is not believed for ever.
-	p.untilMember(mute.id, "have no recent sample", func(m *pb.MemberState) bool { return m.Running == nil || m.GetLoadAgeMs() > 3000 })
+	p.untilMember(mute.id, "have no recent sample", func(m *api.MemberState) bool { return m.RunningRequests == nil || m.GetLoadAgeMs() > 3000 })
 	costs := make(map[string]float64)
 	for _, c := range p.score(random(1, 1000).request()).GetCandidates() {
 		costs[c.GetMember().GetId()] = c.GetCost().GetTotalMs()
@@ -605,7 +606,7 @@ func TestPeers25OneRequestNeverOutweighsACachedPrefix(t *testing.T) {
 	owner := p.speaker(conn, "owner", q)
 	owner.loaded(&pb.Load{Running: proto.Uint32(1), Waiting: proto.Uint32(0)})
 	p.speaker(conn, "empty")
-	p.untilMember(owner.id, "run one request", func(m *pb.MemberState) bool { return m.GetRunning() == 1 })
+	p.untilMember(owner.id, "run one request", func(m *api.MemberState) bool { return m.GetRunningRequests() == 1 })
 	if ranking := p.score(q.request()); ranking.GetCandidates()[0].GetMember().GetId() != owner.id {
 		t.Errorf("%v", ranking)
 	}
@@ -626,7 +627,7 @@ func TestPeers26OwnersKeepTheirRequestsAtSaturation(t *testing.T) {
 		s.loaded(&pb.Load{Running: proto.Uint32(200), Waiting: proto.Uint32(100), KvUsage: proto.Float64(1)})
 	}
 	for _, s := range owners {
-		p.untilMember(s.id, "have a queue", func(m *pb.MemberState) bool { return m.GetWaiting() == 100 })
+		p.untilMember(s.id, "have a queue", func(m *api.MemberState) bool { return m.GetWaitingRequests() == 100 })
 	}
 	hits := 0
 	for round := range 25 {
@@ -669,7 +670,7 @@ func TestRemovedMemberLeavesNothingBehind(t *testing.T) {
 		e.truth(soon, q)
 	}
 	leaves.agent.Stop()
-	p.untilMember(leaves.id(), "leave", func(m *pb.MemberState) bool { return m == nil })
+	p.untilMember(leaves.id(), "leave", func(m *api.MemberState) bool { return m == nil })
 	want := map[string]int{stays.id(): 9 * size}
 	if d := cmp.Diff(want, p.gpu(q)); d != "" {
 		t.Error(d)

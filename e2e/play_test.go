@@ -24,7 +24,7 @@ import (
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/loopback"
 	"github.com/kvscout/kvscout/e2e/stage"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -75,20 +75,20 @@ func (p *play) until(what string, holds func() bool) {
 func (p *play) ready() {
 	p.t.Helper()
 	p.until("the scheduler is ready", func() bool {
-		fleet, err := p.Client.Fleet(p.t.Context(), &pb.FleetRequest{})
+		fleet, err := p.Operator.ListMembers(p.t.Context(), &api.ListMembersRequest{})
 		return err == nil && fleet.GetReady()
 	})
 }
 
 // untilMember waits until the scheduler's view of a member fulfils a condition.
-func (p *play) untilMember(id, what string, holds func(*pb.MemberState) bool) {
+func (p *play) untilMember(id, what string, holds func(*api.MemberState) bool) {
 	p.t.Helper()
 	if err := p.Until(context.Background(), patience, id, what, holds); err != nil {
 		p.t.Fatal(err)
 	}
 }
 
-func (p *play) member(id string) *pb.MemberState {
+func (p *play) member(id string) *api.MemberState {
 	p.t.Helper()
 	m, err := p.Member(p.t.Context(), id)
 	if err != nil {
@@ -97,14 +97,18 @@ func (p *play) member(id string) *pb.MemberState {
 	return m
 }
 
+// everybody is a ranked list of all members.
+const everybody = 1000
+
 // score ranks for a request; an empty model is the usual one.
-func (p *play) score(r *pb.Request) *pb.Ranking {
+func (p *play) score(r *api.Request) *api.Ranking {
 	p.t.Helper()
-	if r.GetModel() == "" && r.GetOpenaiBody() == nil {
+	if r.GetModel() == "" && !bytes.Contains(r.GetPrompt().GetOpenaiBody(), []byte(`"model"`)) {
 		r.Model = model
 	}
+	r.MaxCandidates = everybody
 	for end := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
-		answer, err := p.Client.Score(p.t.Context(), &pb.ScoreRequest{Request: r}, grpc.WaitForReady(true))
+		answer, err := p.Client.Score(p.t.Context(), &api.ScoreRequest{Request: r}, grpc.WaitForReady(true))
 		// Unavailable says to try again: members may be between two lives.
 		if status.Code(err) == codes.Unavailable && time.Now().Before(end) {
 			continue
@@ -116,12 +120,13 @@ func (p *play) score(r *pb.Request) *pb.Ranking {
 	}
 }
 
-func (p *play) pick(r *pb.Request) *pb.PickResponse {
+func (p *play) pick(r *api.Request) *api.PickResponse {
 	p.t.Helper()
 	if r.GetModel() == "" {
 		r.Model = model
 	}
-	answer, err := p.Client.Pick(p.t.Context(), &pb.PickRequest{Request: r})
+	r.MaxCandidates = everybody
+	answer, err := p.Client.Pick(p.t.Context(), &api.PickRequest{Request: r})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -165,13 +170,14 @@ type prompt struct {
 }
 
 // request asks the scheduler about the prompt; of nobody but the members, if any are named.
-func (q prompt) request(members ...string) *pb.Request {
-	r := &pb.Request{
-		Model: model, Adapter: q.adapter, CacheSalt: q.salt,
-		Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: q.tokens}},
+func (q prompt) request(members ...string) *api.Request {
+	r := &api.Request{
+		Model: model, Adapter: q.adapter,
+		Prompt: api.TokenIDs(q.tokens),
 	}
+	r.Prompt.GetTokens().CacheSalt = q.salt
 	for _, id := range members {
-		r.Candidates = append(r.Candidates, &pb.MemberRef{Ref: &pb.MemberRef_Member{Member: id}})
+		r.Candidates = append(r.Candidates, &api.MemberRef{Ref: &api.MemberRef_MemberId{MemberId: id}})
 	}
 	return r
 }
@@ -269,7 +275,7 @@ func (e *engine) watchedBy(opt stage.AgentOptions) *engine {
 		e.t.Fatal(err)
 	}
 	for _, id := range e.agent.Members {
-		e.untilMember(id, "settle", func(m *pb.MemberState) bool { return len(m.GetModels()) > 0 && stage.Settled(m) })
+		e.untilMember(id, "settle", func(m *api.MemberState) bool { return len(m.GetModels()) > 0 && stage.Settled(m) })
 	}
 	return e
 }
@@ -355,7 +361,7 @@ func (e *engine) act(path string, query url.Values) {
 func (e *engine) held(q prompt) int { return e.Hit(q.rank, q.tokens, q.adapter, q.salt) }
 
 // promised is what the scheduler says of the prompt on the engine.
-func (e *engine) promised(q prompt) (tokens int, picture *pb.Picture) {
+func (e *engine) promised(q prompt) (tokens int, picture *api.CacheState) {
 	e.t.Helper()
 	r := q.request(e.agent.Members[q.rank])
 	if e.cfg.Model != "" {
@@ -365,16 +371,16 @@ func (e *engine) promised(q prompt) (tokens int, picture *pb.Picture) {
 	if len(list) != 1 {
 		e.t.Fatalf("%d candidates", len(list))
 	}
-	c := list[0].GetCached()
-	return int(c.GetGpu() + c.GetHost() + c.GetDisk()), list[0].GetPicture()
+	c := list[0].GetCachedTokens()
+	return int(c.GetGpu() + c.GetHost() + c.GetDisk()), list[0].GetCacheState()
 }
 
 // truth waits until the scheduler promises of each prompt exactly what the
 // engine holds, all proven, and says how long that took.
 func (e *engine) truth(within time.Duration, prompts ...prompt) time.Duration {
 	e.t.Helper()
-	return e.wait(within, "be the truth", prompts, func(got, want int, p *pb.Picture) bool {
-		return got == want && p.GetTrust() == pb.Trust_TRUST_EXACT
+	return e.wait(within, "be the truth", prompts, func(got, want int, p *api.CacheState) bool {
+		return got == want && p.GetTrust() == api.Trust_TRUST_EXACT
 	})
 }
 
@@ -382,12 +388,12 @@ func (e *engine) truth(within time.Duration, prompts ...prompt) time.Duration {
 // hold, and says that this is a lower bound.
 func (e *engine) lower(within time.Duration, prompts ...prompt) time.Duration {
 	e.t.Helper()
-	return e.wait(within, "be a lower bound", prompts, func(got, want int, p *pb.Picture) bool {
-		return got <= want && p.GetTrust() == pb.Trust_TRUST_APPROXIMATE
+	return e.wait(within, "be a lower bound", prompts, func(got, want int, p *api.CacheState) bool {
+		return got <= want && p.GetTrust() == api.Trust_TRUST_APPROXIMATE
 	})
 }
 
-func (e *engine) wait(within time.Duration, what string, prompts []prompt, holds func(got, want int, p *pb.Picture) bool) time.Duration {
+func (e *engine) wait(within time.Duration, what string, prompts []prompt, holds func(got, want int, p *api.CacheState) bool) time.Duration {
 	e.t.Helper()
 	start, watch := time.Now(), newStopwatch()
 	for {

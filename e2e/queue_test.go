@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvscout/kvscout/e2e/stage"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/scheduler"
 )
@@ -50,31 +51,31 @@ func TestAFullFleetAnswersInSlackOrder(t *testing.T) {
 	a, b := p.speaker(conn, "pod-a"), p.speaker(conn, "pod-b")
 	for _, s := range []*speaker{a, b} {
 		s.loaded(busy(1))
-		p.untilMember(s.id, "be busy", func(m *pb.MemberState) bool { return m.GetRunning() == 1 })
+		p.untilMember(s.id, "be busy", func(m *api.MemberState) bool { return m.GetRunningRequests() == 1 })
 	}
-	ask := func(ctx context.Context, r *pb.Request) (*pb.PickResponse, error) {
+	ask := func(ctx context.Context, r *api.Request) (*api.PickResponse, error) {
 		q := random(1, 64).request()
 		r.Model, r.Prompt = model, q.Prompt
-		return p.Client.Pick(ctx, &pb.PickRequest{Request: r})
+		return p.Client.Pick(ctx, &api.PickRequest{Request: r})
 	}
 	var mu sync.Mutex
 	var order []string
 	var g sync.WaitGroup
 	waiting := 0
-	for _, r := range []*pb.Request{
-		{Id: "none"}, {Id: "relaxed", Slo: &pb.Slo{E2EMs: 8000}}, {Id: "urgent", Slo: &pb.Slo{TtftMs: 50}}, {Id: "important", Priority: 1, Slo: &pb.Slo{TtftMs: 50}},
+	for _, r := range []*api.Request{
+		{RequestId: "none"}, {RequestId: "relaxed", Slo: &api.Slo{E2EMs: 8000}}, {RequestId: "urgent", Slo: &api.Slo{TtftMs: 50}}, {RequestId: "important", Priority: 1, Slo: &api.Slo{TtftMs: 50}},
 	} {
 		g.Go(func() {
 			answer, err := ask(t.Context(), r)
 			if err != nil {
-				t.Errorf("%s: %v", r.GetId(), err)
+				t.Errorf("%s: %v", r.GetRequestId(), err)
 				return
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			order = append(order, r.GetId())
+			order = append(order, r.GetRequestId())
 			if answer.GetRanking().GetQueuedMs() <= 0 {
-				t.Errorf("%s did not wait", r.GetId())
+				t.Errorf("%s did not wait", r.GetRequestId())
 			}
 		})
 		waiting++
@@ -84,19 +85,19 @@ func TestAFullFleetAnswersInSlackOrder(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	left := make(chan error, 1)
 	go func() {
-		_, err := ask(ctx, &pb.Request{})
+		_, err := ask(ctx, &api.Request{})
 		left <- err
 	}()
 	p.untilQueued(waiting + 1)
 	short, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer stop()
-	if _, err := ask(short, &pb.Request{}); status.Code(err) != codes.DeadlineExceeded {
+	if _, err := ask(short, &api.Request{}); status.Code(err) != codes.DeadlineExceeded {
 		t.Errorf("a deadline: %v", err)
 	}
 	p.untilQueued(waiting + 1)
-	go func() { _, _ = ask(ctx, &pb.Request{}) }()
+	go func() { _, _ = ask(ctx, &api.Request{}) }()
 	p.untilQueued(waiting + 2)
-	_, err := ask(t.Context(), &pb.Request{})
+	_, err := ask(t.Context(), &api.Request{})
 	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "try again later") || !strings.Contains(err.Error(), "-queue-length") {
 		t.Errorf("a full queue: %v", err)
 	}
@@ -117,7 +118,7 @@ func TestAFullFleetAnswersInSlackOrder(t *testing.T) {
 			return len(order) > waiting-n
 		})
 		s.loaded(busy(1))
-		p.untilMember(s.id, "be busy", func(m *pb.MemberState) bool { return m.GetRunning() == 1 })
+		p.untilMember(s.id, "be busy", func(m *api.MemberState) bool { return m.GetRunningRequests() == 1 })
 	}
 	g.Wait()
 	if want := []string{"important", "urgent", "relaxed", "none"}; !cmp.Equal(order, want) {

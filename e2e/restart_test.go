@@ -6,7 +6,7 @@ import (
 
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/stage"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // The cases in which a late or restarted party commonly leaves an index with
@@ -109,16 +109,16 @@ func TestCaseDRestartInPlaceWithoutReplay(t *testing.T) {
 	e := p.engine(fakevllm.Config{NoReplay: true}).watched("pod")
 	list := several(1, 20)
 	e.complete(list...)
-	e.wait(soon, "follow", list, func(got, want int, _ *pb.Picture) bool { return got == want })
-	life := p.member(e.id()).GetPicture().GetEpoch()
+	e.wait(soon, "follow", list, func(got, want int, _ *api.CacheState) bool { return got == want })
+	life := p.member(e.id()).GetCacheState().GetEpoch()
 	e.restart()
-	took := e.wait(soon, "be empty", list, func(got, want int, _ *pb.Picture) bool { return got == 0 && want == 0 })
+	took := e.wait(soon, "be empty", list, func(got, want int, _ *api.CacheState) bool { return got == 0 && want == 0 })
 	t.Log("no phantom after", took)
-	e.untilMember(e.id(), "begin a new epoch", func(m *pb.MemberState) bool { return m.GetPicture().GetEpoch() > life })
+	e.untilMember(e.id(), "begin a new epoch", func(m *api.MemberState) bool { return m.GetCacheState().GetEpoch() > life })
 	e.untilMember(e.id(), "settle", stage.Settled)
 	more := several(2, 3)
 	e.complete(more...)
-	e.wait(soon, "follow the new life", append(list, more...), func(got, want int, _ *pb.Picture) bool { return got == want })
+	e.wait(soon, "follow the new life", append(list, more...), func(got, want int, _ *api.CacheState) bool { return got == want })
 }
 
 func TestCaseERestartBelowTheOldSequence(t *testing.T) {
@@ -150,7 +150,7 @@ func TestCaseFRestartPassesTheOldSequence(t *testing.T) {
 			events, replay := e.behind(t, "pod")
 			old := several(1, 20)
 			e.complete(old...)
-			follows := func(got, want int, _ *pb.Picture) bool { return got == want }
+			follows := func(got, want int, _ *api.CacheState) bool { return got == want }
 			e.wait(soon, "follow", old, follows)
 			events.Refuse(true)
 			if replay != nil {
@@ -163,8 +163,8 @@ func TestCaseFRestartPassesTheOldSequence(t *testing.T) {
 			if replay != nil {
 				replay.Refuse(false)
 			}
-			took := e.wait(soon, "be free of phantoms", append(old, young...), func(got, want int, p *pb.Picture) bool {
-				return got <= want && stage.Settled(&pb.MemberState{Picture: p})
+			took := e.wait(soon, "be free of phantoms", append(old, young...), func(got, want int, p *api.CacheState) bool {
+				return got <= want && stage.Settled(&api.MemberState{CacheState: p})
 			})
 			t.Log("no phantom after", took)
 			if name == "replay" {
@@ -185,14 +185,14 @@ func TestBrokenNetworkIsNoRestart(t *testing.T) {
 	list := several(1, 10)
 	e.complete(list...)
 	e.truth(soon, list...)
-	life := p.member(e.id()).GetPicture().GetEpoch()
+	life := p.member(e.id()).GetCacheState().GetEpoch()
 	events.Refuse(true)
-	e.untilMember(e.id(), "be in doubt", func(m *pb.MemberState) bool { return !stage.Exact(m) })
+	e.untilMember(e.id(), "be in doubt", func(m *api.MemberState) bool { return !stage.Exact(m) })
 	more := several(2, 10)
 	e.complete(more...)
 	events.Refuse(false)
 	t.Log("true after", e.truth(soon, append(list, more...)...))
-	if now := p.member(e.id()).GetPicture().GetEpoch(); now != life {
+	if now := p.member(e.id()).GetCacheState().GetEpoch(); now != life {
 		t.Errorf("the life is another one: %d, was %d", now, life)
 	}
 }
@@ -205,7 +205,7 @@ func TestRestartOfTheAgent(t *testing.T) {
 	e.complete(list...)
 	e.truth(soon, list...)
 	e.agent.Stop()
-	e.untilMember(e.id(), "leave", func(m *pb.MemberState) bool { return m == nil })
+	e.untilMember(e.id(), "leave", func(m *api.MemberState) bool { return m == nil })
 	more := several(2, 5)
 	e.complete(more...)
 	e.watched("pod")

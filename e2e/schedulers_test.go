@@ -12,7 +12,7 @@ import (
 
 	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/e2e/stage"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // twins are two schedulers of one pool, with the engines beside the first.
@@ -32,9 +32,9 @@ func twins(t *testing.T, engines int) (both [2]*play, list []*engine) {
 }
 
 // ranked is an answer without what is each scheduler's own: ages.
-func ranked(r *pb.Ranking) (list []string) {
+func ranked(r *api.Ranking) (list []string) {
 	for _, c := range r.GetCandidates() {
-		list = append(list, fmt.Sprintf("%s %v %d %v", c.GetMember().GetId(), c.GetCached(), c.GetUncachedTokens(), c.GetPicture().GetTrust()))
+		list = append(list, fmt.Sprintf("%s %v %d %v", c.GetMember().GetId(), c.GetCachedTokens(), c.GetUncachedTokens(), c.GetCacheState().GetTrust()))
 	}
 	return list
 }
@@ -84,7 +84,7 @@ func TestEitherOfTwoSchedulersMayDie(t *testing.T) {
 				answered := false
 				for n := 0; n < 2 && !answered; n++ {
 					try, stop := context.WithTimeout(context.Background(), patience)
-					answer, err := both[(i+n)%2].Client.Pick(try, &pb.PickRequest{Request: q})
+					answer, err := both[(i+n)%2].Client.Pick(try, &api.PickRequest{Request: q})
 					stop()
 					if answered = err == nil && len(answer.GetRanking().GetCandidates()) > 0; !answered {
 						retried.Add(1)

@@ -17,7 +17,7 @@ import (
 	"github.com/kvscout/kvscout/agent"
 	"github.com/kvscout/kvscout/e2e/authority"
 	"github.com/kvscout/kvscout/e2e/fakevllm"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler"
 )
 
@@ -26,7 +26,8 @@ type secured struct {
 	t      *testing.T
 	ca     *authority.Authority
 	nats   string // URL
-	client pb.SchedulerClient
+	client api.SchedulerClient
+	admin  api.AdminClient
 }
 
 // run runs something until the test ends.
@@ -81,7 +82,7 @@ func (s *secured) schedule(cfg scheduler.Config) {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() { _ = conn.Close() })
-	s.client = pb.NewSchedulerClient(conn)
+	s.client, s.admin = api.NewSchedulerClient(conn), api.NewAdminClient(conn)
 }
 
 // key is a file that says who somebody is on NATS, of either kind.
@@ -104,21 +105,23 @@ func (s *secured) agent(engine *engine, namespace, uid string, who key) *agent.A
 }
 
 // members are those that the scheduler knows, with their pictures.
-func (s *secured) members() map[string]*pb.Picture {
+func (s *secured) members() map[string]*api.CacheState {
 	s.t.Helper()
-	fleet, err := s.client.Fleet(s.t.Context(), &pb.FleetRequest{}, grpc.WaitForReady(true))
+	fleet, err := s.admin.ListMembers(s.t.Context(), &api.ListMembersRequest{}, grpc.WaitForReady(true))
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	known := make(map[string]*pb.Picture)
+	known := make(map[string]*api.CacheState)
 	for _, m := range fleet.GetMembers() {
-		known[m.GetMember().GetId()] = m.GetPicture()
+		known[m.GetMember().GetId()] = m.GetCacheState()
 	}
 	return known
 }
 
 // proven says that the picture is known to be true, and not an empty one.
-func proven(p *pb.Picture) bool { return p.GetTrust() == pb.Trust_TRUST_EXACT && p.GetSequence() > 0 }
+func proven(p *api.CacheState) bool {
+	return p.GetTrust() == api.Trust_TRUST_EXACT && p.GetSequence() > 0
+}
 
 func (s *secured) until(what string, holds func() bool) {
 	s.t.Helper()

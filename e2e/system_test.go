@@ -20,6 +20,7 @@ import (
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/loopback"
 	"github.com/kvscout/kvscout/e2e/stage"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
 
@@ -83,7 +84,7 @@ func TestTwoModelsNeverMeet(t *testing.T) {
 	r := q.request()
 	r.Model = "two"
 	list := p.score(r).GetCandidates()
-	if len(list) != 1 || list[0].GetMember().GetId() != two.id() || list[0].GetCached().GetGpu() != 0 {
+	if len(list) != 1 || list[0].GetMember().GetId() != two.id() || list[0].GetCachedTokens().GetGpu() != 0 {
 		t.Errorf("%v", list)
 	}
 }
@@ -97,8 +98,8 @@ func TestAnotherModelAtTheSameAddress(t *testing.T) {
 	e.truth(soon, q)
 	e.cfg.Model, e.cfg.BlockSize = "new", 32
 	e.restart()
-	e.untilMember(e.id(), "serve the new model", func(m *pb.MemberState) bool {
-		return len(m.GetModels()) == 1 && m.GetModels()[0] == "new" && m.GetBlockSize() == 32 && stage.Exact(m)
+	e.untilMember(e.id(), "serve the new model", func(m *api.MemberState) bool {
+		return len(m.GetModels()) == 1 && m.GetModels()[0] == "new" && m.GetBlockSizeTokens() == 32 && stage.Exact(m)
 	})
 	e.truth(soon, q)
 	e.complete(q)
@@ -107,7 +108,7 @@ func TestAnotherModelAtTheSameAddress(t *testing.T) {
 	old := q.request()
 	old.Model = "old"
 	p.ready()
-	if _, err := p.Client.Score(t.Context(), &pb.ScoreRequest{Request: old}); status.Code(err) != codes.NotFound {
+	if _, err := p.Client.Score(t.Context(), &api.ScoreRequest{Request: old}); status.Code(err) != codes.NotFound {
 		t.Errorf("the old model: %v", err)
 	}
 }
@@ -135,8 +136,8 @@ func TestEngineThatComputesInSilenceIsNotTrusted(t *testing.T) {
 	began := time.Now()
 	for seed := uint64(0); ; seed++ {
 		e.complete(random(seed, 1600))
-		picture := p.member(e.id()).GetPicture()
-		if picture.GetTrust() == pb.Trust_TRUST_UNKNOWN && strings.Contains(picture.GetReason(), "no events") {
+		picture := p.member(e.id()).GetCacheState()
+		if picture.GetTrust() == api.Trust_TRUST_UNKNOWN && strings.Contains(picture.GetExplanation(), "no events") {
 			return
 		}
 		if time.Since(began) > patience {
@@ -219,16 +220,16 @@ func TestTextHasTheEnginesTokens(t *testing.T) {
 			e := p.engine(cfg).watched("pod")
 			text := strings.Repeat("All that glitters is not gold. ", 7)
 			tokens, _ := e.serve("/v1/completions", 0, map[string]any{"model": model, "prompt": text, "max_tokens": 1})
-			e.untilMember(e.id(), "know the blocks", func(m *pb.MemberState) bool { return int(m.GetHeldGpu()) == tokens/size })
+			e.untilMember(e.id(), "know the blocks", func(m *api.MemberState) bool { return int(m.GetHeldGpuBlocks()) == tokens/size })
 			body := fmt.Sprintf(`{"model":%q,"prompt":%q,"max_tokens":1}`, model, text)
-			for form, r := range map[string]*pb.Request{
-				"text": {Prompt: &pb.Request_Text{Text: text}},
-				"body": {Prompt: &pb.Request_OpenaiBody{OpenaiBody: []byte(body)}},
+			for form, r := range map[string]*api.Request{
+				"text": {Prompt: api.Body(fmt.Sprintf(`{"prompt":%q}`, text))},
+				"body": {Prompt: api.Body(body)},
 			} {
 				ranking := p.score(r)
 				want := (tokens - 1) / size * size
-				if got := int(ranking.GetCandidates()[0].GetCached().GetGpu()); got != want || int(ranking.GetPromptTokens()) != tokens || ranking.GetFallback() != "" {
-					t.Errorf("%s: promised %d of %d tokens (%q), want %d of %d", form, got, ranking.GetPromptTokens(), ranking.GetFallback(), want, tokens)
+				if got := int(ranking.GetCandidates()[0].GetCachedTokens().GetGpu()); got != want || int(ranking.GetPromptTokens()) != tokens || ranking.Lacks() != "" {
+					t.Errorf("%s: promised %d of %d tokens (%q), want %d of %d", form, got, ranking.GetPromptTokens(), ranking.Lacks(), want, tokens)
 				}
 			}
 			_, cached := e.serve("/v1/completions", 0, map[string]any{"model": model, "prompt": text, "max_tokens": 1})
@@ -254,20 +255,20 @@ func TestWithoutTokensLoadDecidesAndSaysSo(t *testing.T) {
 		list = append(list, s)
 	}
 	list[0].loaded(&pb.Load{Running: proto.Uint32(90), Waiting: proto.Uint32(30)})
-	p.untilMember(list[0].id, "be busy", func(m *pb.MemberState) bool { return m.GetRunning() == 90 })
+	p.untilMember(list[0].id, "be busy", func(m *api.MemberState) bool { return m.GetRunningRequests() == 90 })
 	for _, s := range list {
-		p.untilMember(s.id, "have an address", func(m *pb.MemberState) bool { return m.GetMember().GetAddress() == nobody })
+		p.untilMember(s.id, "have an address", func(m *api.MemberState) bool { return m.GetMember().GetAddress() == nobody })
 	}
 	for name, c := range map[string]struct {
-		request *pb.Request
+		request *api.Request
 		instead string
 	}{
-		"text": {&pb.Request{Prompt: &pb.Request_Text{Text: "a secret"}}, "by the beginning of the prompt"},
+		"text": {&api.Request{Prompt: api.Body(`{"prompt":"a secret"}`)}, "by the beginning of the prompt"},
 		"chat": {p.chatRequest(chat("a secret", "a secret")), "by the beginning of the prompt"},
-		"none": {&pb.Request{}, "load only"},
+		"none": {&api.Request{}, "load only"},
 	} {
 		ranking := p.pick(c.request).GetRanking()
-		if f := ranking.GetFallback(); !strings.Contains(f, c.instead) || strings.Contains(f, "secret") {
+		if f := ranking.Lacks(); !strings.Contains(f, c.instead) || strings.Contains(f, "secret") {
 			t.Errorf("%s: fallback %q", name, f)
 		}
 		if first := ranking.GetCandidates()[0].GetMember().GetId(); first != list[1].id {
@@ -275,7 +276,7 @@ func TestWithoutTokensLoadDecidesAndSaysSo(t *testing.T) {
 		}
 	}
 	// Tokens need no engine.
-	if f := p.score(random(1, 100).request()).GetFallback(); f != "" {
+	if f := p.score(random(1, 100).request()).Lacks(); f != "" {
 		t.Errorf("tokens: fallback %q", f)
 	}
 }
@@ -291,25 +292,25 @@ func TestEveryAnswerSaysWhatItStandsOn(t *testing.T) {
 	q := random(1, 1000)
 	exact.complete(q)
 	exact.truth(soon, q)
-	want := map[string]pb.Trust{
-		exact.id(): pb.Trust_TRUST_EXACT, partial.id(): pb.Trust_TRUST_APPROXIMATE, blind.id(): pb.Trust_TRUST_UNKNOWN,
+	want := map[string]api.Trust{
+		exact.id(): api.Trust_TRUST_EXACT, partial.id(): api.Trust_TRUST_APPROXIMATE, blind.id(): api.Trust_TRUST_UNKNOWN,
 	}
 	for id, trust := range want {
-		p.untilMember(id, "be "+trust.String(), func(m *pb.MemberState) bool { return m.GetPicture().GetTrust() == trust })
+		p.untilMember(id, "be "+trust.String(), func(m *api.MemberState) bool { return m.GetCacheState().GetTrust() == trust })
 	}
 	ranking := p.pick(q.request()).GetRanking()
-	if ranking.GetReason() == "" || ranking.GetPolicy() != "default" || ranking.GetPromptTokens() != 1000 || len(ranking.GetCandidates()) != 3 {
+	if ranking.GetExplanation() == "" || ranking.GetPolicy() != "default" || ranking.GetPromptTokens() != 1000 || len(ranking.GetCandidates()) != 3 {
 		t.Errorf("%v", ranking)
 	}
 	for _, c := range ranking.GetCandidates() {
-		id, picture := c.GetMember().GetId(), c.GetPicture()
-		if picture.GetTrust() != want[id] || (picture.GetReason() == "") != (want[id] == pb.Trust_TRUST_EXACT) {
+		id, picture := c.GetMember().GetId(), c.GetCacheState()
+		if picture.GetTrust() != want[id] || (picture.GetExplanation() == "") != (want[id] == api.Trust_TRUST_EXACT) {
 			t.Errorf("%s: %v", id, picture)
 		}
 		if picture.GetEpoch() == 0 || picture.GetAgeMs() > 5000 {
 			t.Errorf("%s: %v", id, picture)
 		}
-		cached := c.GetCached()
+		cached := c.GetCachedTokens()
 		if cached.GetGpu()+cached.GetHost()+cached.GetDisk()+cached.GetPredicted()+c.GetUncachedTokens() != 1000 {
 			t.Errorf("%s: %v and %d uncached are not 1000", id, cached, c.GetUncachedTokens())
 		}
@@ -320,7 +321,7 @@ func TestEveryAnswerSaysWhatItStandsOn(t *testing.T) {
 		}
 	}
 	first := ranking.GetCandidates()[0]
-	if first.GetMember().GetId() != exact.id() || first.GetPicture().GetEngineBatches() != exact.Events(0).Stats().Next || first.GetPicture().GetSequence() == 0 {
+	if first.GetMember().GetId() != exact.id() || first.GetCacheState().GetEngineBatches() != exact.Events(0).Stats().Next || first.GetCacheState().GetSequence() == 0 {
 		t.Errorf("%v; the engine sent %d batches", first, exact.Events(0).Stats().Next)
 	}
 }
@@ -330,11 +331,11 @@ func TestWatchTellsWhoComesAndGoes(t *testing.T) {
 	p := open(t, stage.Options{})
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	stream, err := p.Client.Watch(ctx, &pb.WatchRequest{IntervalMs: 20})
+	stream, err := p.Operator.WatchMembers(ctx, &api.WatchMembersRequest{IntervalMs: 20})
 	if err != nil {
 		t.Fatal(err)
 	}
-	until := func(what string, holds func([]*pb.MemberState) bool) {
+	until := func(what string, holds func([]*api.MemberState) bool) {
 		t.Helper()
 		for {
 			answer, err := stream.Recv()
@@ -346,13 +347,13 @@ func TestWatchTellsWhoComesAndGoes(t *testing.T) {
 			}
 		}
 	}
-	until("nobody is there", func(m []*pb.MemberState) bool { return len(m) == 0 })
+	until("nobody is there", func(m []*api.MemberState) bool { return len(m) == 0 })
 	e := p.engine(fakevllm.Config{}).watched("pod")
-	until("a member is exact", func(m []*pb.MemberState) bool { return len(m) == 1 && stage.Exact(m[0]) })
+	until("a member is exact", func(m []*api.MemberState) bool { return len(m) == 1 && stage.Exact(m[0]) })
 	e.complete(random(1, 100))
-	until("it holds 6 blocks", func(m []*pb.MemberState) bool { return len(m) == 1 && m[0].GetHeldGpu() == 6 })
+	until("it holds 6 blocks", func(m []*api.MemberState) bool { return len(m) == 1 && m[0].GetHeldGpuBlocks() == 6 })
 	e.agent.Stop()
-	until("nobody is there", func(m []*pb.MemberState) bool { return len(m) == 0 })
+	until("nobody is there", func(m []*api.MemberState) bool { return len(m) == 0 })
 	cancel()
 	if _, err := stream.Recv(); status.Code(err) != codes.Canceled {
 		t.Error(err)
@@ -367,17 +368,17 @@ func TestReportsStandBesideThePredictions(t *testing.T) {
 	var prompts, cached uint64
 	for i := range 3 {
 		picked := p.pick(q.request())
-		got := uint64(e.complete(q))
-		prompts, cached = prompts+1000, cached+got
-		if promised := picked.GetRanking().GetCandidates()[0].GetCached().GetGpu(); promised != got {
+		got := uint32(e.complete(q))
+		prompts, cached = prompts+1000, cached+uint64(got)
+		if promised := picked.GetRanking().GetCandidates()[0].GetCachedTokens().GetGpu(); promised != got {
 			t.Errorf("request %d: promised %d, the engine counts %d", i, promised, got)
 		}
-		for _, outcome := range []pb.Outcome{pb.Outcome_OUTCOME_FIRST_TOKEN, pb.Outcome_OUTCOME_FINISHED} {
-			answer, err := p.Client.Report(t.Context(), &pb.ReportRequest{
-				Decision: picked.GetDecision(), Outcome: outcome, PromptTokens: proto.Uint64(1000), CachedTokens: proto.Uint64(got),
-				OutputTokens: proto.Uint64(1), TtftMs: proto.Float64(5),
-			})
-			if err != nil || !answer.GetKnown() {
+		for _, outcome := range []api.Outcome{api.Outcome_OUTCOME_FIRST_TOKEN, api.Outcome_OUTCOME_FINISHED} {
+			answer, err := p.Client.Report(t.Context(), &api.ReportRequest{Reports: []*api.Report{{
+				DecisionId: picked.GetDecisionId(), Outcome: outcome, PromptTokens: proto.Uint32(1000), CachedTokens: proto.Uint32(got),
+				OutputTokens: proto.Uint32(1), TtftMs: proto.Float64(5),
+			}}})
+			if err != nil || answer.GetResults()[0].GetStatus() != api.ReportStatus_REPORT_STATUS_RECORDED {
 				t.Errorf("request %d: %v, %v", i, answer, err)
 			}
 		}
@@ -390,7 +391,7 @@ func TestReportsStandBesideThePredictions(t *testing.T) {
 	}
 	// A caller that gives up leaves no load behind.
 	picked := p.pick(q.request())
-	if _, err := p.Client.Report(t.Context(), &pb.ReportRequest{Decision: picked.GetDecision(), Outcome: pb.Outcome_OUTCOME_CANCELLED}); err != nil {
+	if _, err := p.Client.Report(t.Context(), &api.ReportRequest{Reports: []*api.Report{{DecisionId: picked.GetDecisionId(), Outcome: api.Outcome_OUTCOME_CANCELLED}}}); err != nil {
 		t.Fatal(err)
 	}
 	if m := p.member(e.id()); m.GetReservedRequests() != 0 || m.GetReservedTokens() != 0 {
@@ -413,17 +414,17 @@ func TestTheWholeUnderLoad(t *testing.T) {
 	}
 	heads := several(1, 6)
 	ask := func(q prompt) {
-		answer, err := p.Client.Pick(t.Context(), &pb.PickRequest{Request: q.request()}, grpc.WaitForReady(true))
+		answer, err := p.Client.Pick(t.Context(), &api.PickRequest{Request: q.request()}, grpc.WaitForReady(true))
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		e := engines[answer.GetRanking().GetCandidates()[0].GetMember().GetId()]
 		_, cached := e.serve("/v1/completions", 0, map[string]any{"model": model, "prompt": q.tokens, "max_tokens": 20})
-		if _, err := p.Client.Report(t.Context(), &pb.ReportRequest{
-			Decision: answer.GetDecision(), Outcome: pb.Outcome_OUTCOME_FINISHED,
-			PromptTokens: proto.Uint64(uint64(len(q.tokens))), CachedTokens: proto.Uint64(uint64(cached)),
-		}); err != nil {
+		if _, err := p.Client.Report(t.Context(), &api.ReportRequest{Reports: []*api.Report{{
+			DecisionId: answer.GetDecisionId(), Outcome: api.Outcome_OUTCOME_FINISHED,
+			PromptTokens: proto.Uint32(uint32(len(q.tokens))), CachedTokens: proto.Uint32(uint32(cached)),
+		}}}); err != nil {
 			t.Error(err)
 		}
 	}

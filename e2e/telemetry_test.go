@@ -30,7 +30,7 @@ import (
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/journal"
 	"github.com/kvscout/kvscout/e2e/stage"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler"
 )
 
@@ -123,7 +123,7 @@ func said(s *tracepb.Span, key string) *commonpb.AnyValue {
 	return &commonpb.AnyValue{}
 }
 
-func question(q prompt) *pb.Request {
+func question(q prompt) *api.Request {
 	r := q.request()
 	r.Model = model
 	return r
@@ -145,7 +145,7 @@ func TestDecisionIsASpanThatLeadsToTheEvents(t *testing.T) {
 	e.truth(patience, q)
 
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", "00-"+callerTrace+"-"+callerSpan+"-01")
-	d, err := p.Client.Pick(ctx, &pb.PickRequest{Request: question(q)})
+	d, err := p.Client.Pick(ctx, &api.PickRequest{Request: question(q)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +153,7 @@ func TestDecisionIsASpanThatLeadsToTheEvents(t *testing.T) {
 	var span *tracepb.Span
 	p.until("the decision's span arrives", func() bool {
 		for _, s := range r.named("kvscout.decision") {
-			if said(s, "kvscout.decision").GetStringValue() == d.GetDecision() {
+			if said(s, "kvscout.decision").GetStringValue() == d.GetDecisionId() {
 				span = s
 			}
 		}
@@ -170,15 +170,15 @@ func TestDecisionIsASpanThatLeadsToTheEvents(t *testing.T) {
 	}
 	for key, want := range map[string]string{
 		"kvscout.member": e.id(), "kvscout.policy": "default", "kvscout.trust": "exact", "kvscout.reason": "only",
-		"gen_ai.request.model": model, "kvscout.receipt": d.GetRanking().GetReason(), "kvscout.method": "pick",
+		"gen_ai.request.model": model, "kvscout.receipt": d.GetRanking().GetExplanation(), "kvscout.method": "pick",
 	} {
 		if got := said(span, key).GetStringValue(); got != want {
 			t.Errorf("%s is %q, want %q", key, got, want)
 		}
 	}
 	for key, want := range map[string]uint64{
-		"kvscout.prompt_tokens": 160, "kvscout.cached_tokens": first.GetCached().GetGpu(), "kvscout.depth": first.GetCached().GetGpu() / 16,
-		"kvscout.candidates": 1, "kvscout.sequence": first.GetPicture().GetSequence(),
+		"kvscout.prompt_tokens": 160, "kvscout.cached_tokens": uint64(first.GetCachedTokens().GetGpu()), "kvscout.depth": uint64(first.GetCachedTokens().GetGpu() / 16),
+		"kvscout.candidates": 1, "kvscout.sequence": first.GetCacheState().GetSequence(),
 	} {
 		if got := said(span, key).GetIntValue(); got != int64(want) {
 			t.Errorf("%s is %d, want %d", key, got, want)
@@ -200,9 +200,9 @@ func TestDecisionIsASpanThatLeadsToTheEvents(t *testing.T) {
 			if hex.EncodeToString(s.GetSpanId()) != hex.EncodeToString(link.GetSpanId()) || hex.EncodeToString(s.GetTraceId()) != hex.EncodeToString(link.GetTraceId()) {
 				continue
 			}
-			if said(s, "kvscout.member").GetStringValue() != e.id() || said(s, "kvscout.sequence").GetIntValue() != int64(first.GetPicture().GetSequence()) ||
+			if said(s, "kvscout.member").GetStringValue() != e.id() || said(s, "kvscout.sequence").GetIntValue() != int64(first.GetCacheState().GetSequence()) ||
 				said(s, "kvscout.epoch").GetStringValue() != said(span, "kvscout.epoch").GetStringValue() {
-				t.Errorf("%v is not the delta of %v", s, first.GetPicture())
+				t.Errorf("%v is not the delta of %v", s, first.GetCacheState())
 			}
 			return true
 		}
@@ -236,19 +236,19 @@ func TestSpansAndLogsTellWhoseRequestItWas(t *testing.T) {
 	e.complete(q)
 	e.truth(patience, q)
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", "00-"+callerTrace+"-"+callerSpan+"-01")
-	request := func(id string) *pb.Request {
-		return &pb.Request{Id: id, Model: model, Tenant: "team-a", Headers: map[string]string{"X-Session": "talk-1"},
-			Prompt: &pb.Request_Text{Text: strings.Repeat("word ", 2000)}}
+	request := func(id string) *api.Request {
+		return &api.Request{RequestId: id, Model: model, Tenant: "team-a", Headers: map[string]string{"X-Session": "talk-1"},
+			Prompt: api.Body(fmt.Sprintf(`{"prompt":%q}`, strings.Repeat("word ", 2000)))}
 	}
-	d, err := p.Client.Pick(ctx, &pb.PickRequest{Request: request("req-1")})
+	d, err := p.Client.Pick(ctx, &api.PickRequest{Request: request("req-1")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, full := p.Client.Pick(ctx, &pb.PickRequest{Request: request("req-2")}) // no room: it waits
+	_, full := p.Client.Pick(ctx, &api.PickRequest{Request: request("req-2")}) // no room: it waits
 	if full == nil {
 		t.Fatal("a second request found room at once")
 	}
-	if _, err := p.Client.Report(ctx, &pb.ReportRequest{Decision: d.GetDecision(), Outcome: pb.Outcome_OUTCOME_FINISHED}); err != nil {
+	if _, err := p.Client.Report(ctx, &api.ReportRequest{Reports: []*api.Report{{DecisionId: d.GetDecisionId(), Outcome: api.Outcome_OUTCOME_FINISHED}}}); err != nil {
 		t.Fatal(err)
 	}
 	// has waits for a span of the trace that says all this.
@@ -303,7 +303,7 @@ func TestSpansAndLogsTellWhoseRequestItWas(t *testing.T) {
 	if want := status.Convert(full).Message(); !strings.Contains(message, want) {
 		t.Errorf("the failed call says %q, want %q", message, want)
 	}
-	has("kvscout.scheduler.v1.Scheduler/Report", map[string]string{"kvscout.decision": d.GetDecision(), "kvscout.outcome": "finished"})
+	has("kvscout.scheduler.v1.Scheduler/Report", map[string]string{"kvscout.decision": d.GetDecisionId(), "kvscout.outcome": "finished"})
 	r.mu.Lock()
 	instances := maps.Clone(r.instances)
 	r.mu.Unlock()
@@ -312,8 +312,8 @@ func TestSpansAndLogsTellWhoseRequestItWas(t *testing.T) {
 	}
 
 	for _, want := range [][]string{
-		{"level=DEBUG", "msg=decided", "decision=" + d.GetDecision(), "request=req-1", "session=talk-1", "tenant=team-a", "member=" + member, "address=" + address},
-		{"level=DEBUG", "msg=reported", "decision=" + d.GetDecision(), "outcome=finished"},
+		{"level=DEBUG", "msg=decided", "decision=" + d.GetDecisionId(), "request=req-1", "session=talk-1", "tenant=team-a", "member=" + member, "address=" + address},
+		{"level=DEBUG", "msg=reported", "decision=" + d.GetDecisionId(), "outcome=finished"},
 		{"level=WARN", `msg="call failed"`, "request=req-2", "tenant=team-a", "code=DEADLINE_EXCEEDED", "no member had room"},
 	} {
 		if len(log.Since(0, want...)) != 1 {
@@ -351,7 +351,7 @@ func TestUnsampledCallersRecordNothing(t *testing.T) {
 	q := random(1, 160)
 	for _, flags := range []string{"00", "01"} {
 		ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", "00-"+callerTrace+"-"+callerSpan+"-"+flags)
-		if _, err := p.Client.Pick(ctx, &pb.PickRequest{Request: question(q)}); err != nil {
+		if _, err := p.Client.Pick(ctx, &api.PickRequest{Request: question(q)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -379,14 +379,14 @@ func TestMetricsPageTellsTheLadder(t *testing.T) {
 	e.complete(q)
 	e.truth(patience, q)
 	const predicted, delivered = 144, 96
-	d, err := p.Client.Pick(t.Context(), &pb.PickRequest{Request: question(q)})
+	d, err := p.Client.Pick(t.Context(), &api.PickRequest{Request: question(q)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, cached := uint64(160), uint64(delivered)
-	if _, err := p.Client.Report(t.Context(), &pb.ReportRequest{
-		Decision: d.GetDecision(), Outcome: pb.Outcome_OUTCOME_FINISHED, PromptTokens: &n, CachedTokens: &cached,
-	}); err != nil {
+	n, cached := uint32(160), uint32(delivered)
+	if _, err := p.Client.Report(t.Context(), &api.ReportRequest{Reports: []*api.Report{{
+		DecisionId: d.GetDecisionId(), Outcome: api.Outcome_OUTCOME_FINISHED, PromptTokens: &n, CachedTokens: &cached,
+	}}}); err != nil {
 		t.Fatal(err)
 	}
 	parser := expfmt.NewTextParser(prommodel.UTF8Validation)

@@ -6,7 +6,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/kvscout/kvscout/protocol/admin"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/settings"
 )
 
@@ -20,7 +20,7 @@ func (s *Scheduler) admin() *http.Server {
 	})
 	mux.Handle("GET /metrics", s.telemetry.Handler())
 	mux.HandleFunc("GET /fleet", func(w http.ResponseWriter, r *http.Request) {
-		fleet, err := s.rpc.Fleet(r.Context(), &pb.FleetRequest{Model: r.URL.Query().Get("model")})
+		fleet, err := s.rpc.ListMembers(r.Context(), &api.ListMembersRequest{Model: r.URL.Query().Get("model")})
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return

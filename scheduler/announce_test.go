@@ -19,6 +19,7 @@ import (
 	"github.com/kvscout/kvscout/e2e/await"
 	"github.com/kvscout/kvscout/e2e/journal"
 	"github.com/kvscout/kvscout/protocol"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 )
@@ -156,9 +157,9 @@ func members(t *testing.T, s *Scheduler) string {
 	return strings.Join(names, " ")
 }
 
-func ask(t *testing.T, s *Scheduler, model, text string) *pb.Ranking {
+func ask(t *testing.T, s *Scheduler, model, text string) *api.Ranking {
 	t.Helper()
-	answer, err := pb.NewSchedulerClient(dial(t, s)).Score(t.Context(), &pb.ScoreRequest{Request: &pb.Request{Model: model, Prompt: &pb.Request_Text{Text: text}}})
+	answer, err := api.NewSchedulerClient(dial(t, s)).Score(t.Context(), &api.ScoreRequest{Request: &api.Request{Model: model, Prompt: api.Body(fmt.Sprintf(`{"prompt":%q}`, text))}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +176,7 @@ func TestKeyAndPromptsGoOnlyWhereMembersConnectFrom(t *testing.T) {
 	announce(t, s.Addrs().NATS, memberInfo("dev", "rogue", thief.address, "m"))
 	await.True(t, "the rogue is there", func() bool { return members(t, s) == "dev_rogue_0" })
 	for n := range 3 {
-		if r := ask(t, s, "m", fmt.Sprintf("a secret %d", n)); r.GetPromptTokens() != 0 || !strings.Contains(r.GetFallback(), "-engine-addresses") {
+		if r := ask(t, s, "m", fmt.Sprintf("a secret %d", n)); r.GetPromptTokens() != 0 || !strings.Contains(r.Lacks(), "-engine-addresses") {
 			t.Errorf("%v", r)
 		}
 	}
@@ -342,8 +343,8 @@ func TestMembersWithOneAddressAreNoticed(t *testing.T) {
 	const said = "address 127.0.0.1:8000 is announced by"
 	await.True(t, "it is logged", func() bool { return strings.Contains(log.String(), said) })
 	await.True(t, "its agent is told", func() bool { return strings.Contains(two.told(), said) })
-	if r := ask(t, s, "m", "x"); !strings.Contains(r.GetReason(), said) {
-		t.Errorf("the answer does not say it: %s", r.GetReason())
+	if r := ask(t, s, "m", "x"); !strings.Contains(r.GetExplanation(), said) {
+		t.Errorf("the answer does not say it: %s", r.GetExplanation())
 	}
 	if _, text := get(t, s, "/fleet"); !strings.Contains(text, said) {
 		t.Error("/fleet does not say it")
@@ -373,7 +374,7 @@ func TestLoopbackFromElsewhereIsNoticed(t *testing.T) {
 	const said = "reaches the engine from its own machine only"
 	await.True(t, "it is logged", func() bool { return strings.Contains(log.String(), said) })
 	await.True(t, "its agent is told", func() bool { return strings.Contains(a.told(), said) })
-	if r := ask(t, s, "m", "x"); !strings.Contains(r.GetReason(), said) || !strings.Contains(r.GetFallback(), "-engine-addresses") {
+	if r := ask(t, s, "m", "x"); !strings.Contains(r.GetExplanation(), said) || !strings.Contains(r.Lacks(), "-engine-addresses") {
 		t.Errorf("%v", r)
 	}
 }

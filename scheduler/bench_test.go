@@ -2,7 +2,6 @@ package scheduler
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"net"
 	"syscall"
@@ -13,7 +12,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/kvscout/kvscout/protocol/blockkey"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 )
@@ -31,8 +30,8 @@ func BenchmarkPickRPC(b *testing.B) {
 	s, _ := start(b, Config{})
 	fill(b, s)
 	last := callAll(b, s.Addrs().GRPC)
-	if last.GetRanking().GetFallback() != "" {
-		b.Fatal(last.GetRanking().GetFallback())
+	if last.GetRanking().Lacks() != "" {
+		b.Fatal(last.GetRanking().Lacks())
 	}
 }
 
@@ -40,8 +39,8 @@ func BenchmarkPickRPC(b *testing.B) {
 func BenchmarkPick(b *testing.B) {
 	s, _ := start(b, Config{})
 	fill(b, s)
-	requests(b, func(b *testing.B, r *pb.Request) {
-		req := &pb.PickRequest{Request: r}
+	requests(b, func(b *testing.B, r *api.Request) {
+		req := &api.PickRequest{Request: r}
 		b.ReportAllocs()
 		for b.Loop() {
 			if _, err := s.rpc.Pick(context.Background(), req); err != nil {
@@ -66,7 +65,7 @@ func BenchmarkBareRPC(b *testing.B) {
 
 // serveEmpty runs a server that answers nothing and returns its address.
 func serveEmpty(b *testing.B, server *grpc.Server) string {
-	pb.RegisterSchedulerServer(server, empty{})
+	api.RegisterSchedulerServer(server, empty{})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		b.Fatal(err)
@@ -79,16 +78,16 @@ func serveEmpty(b *testing.B, server *grpc.Server) string {
 
 // callAll runs the benchmarks of a server: one caller, and several at a time.
 // It returns the last answer to the one.
-func callAll(b *testing.B, address string) *pb.PickResponse {
+func callAll(b *testing.B, address string) *api.PickResponse {
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer conn.Close()
-	client := pb.NewSchedulerClient(conn)
-	var last *pb.PickResponse
-	requests(b, func(b *testing.B, r *pb.Request) {
-		req := &pb.PickRequest{Request: r}
+	client := api.NewSchedulerClient(conn)
+	var last *api.PickResponse
+	requests(b, func(b *testing.B, r *api.Request) {
+		req := &api.PickRequest{Request: r}
 		b.ReportAllocs()
 		used := cpuTime()
 		for b.Loop() {
@@ -99,8 +98,8 @@ func callAll(b *testing.B, address string) *pb.PickResponse {
 		b.ReportMetric(float64(cpuTime()-used)/float64(b.N), "cpu-ns/op")
 	})
 	b.Run("parallel", func(b *testing.B) {
-		requests(b, func(b *testing.B, r *pb.Request) {
-			req := &pb.PickRequest{Request: r}
+		requests(b, func(b *testing.B, r *api.Request) {
+			req := &api.PickRequest{Request: r}
 			b.SetParallelism(4)
 			used := cpuTime()
 			b.RunParallel(func(p *testing.PB) {
@@ -128,31 +127,29 @@ func cpuTime() time.Duration {
 }
 
 type empty struct {
-	pb.UnimplementedSchedulerServer
+	api.UnimplementedSchedulerServer
 }
 
-func (empty) Pick(context.Context, *pb.PickRequest) (*pb.PickResponse, error) {
-	return &pb.PickResponse{}, nil
+func (empty) Pick(context.Context, *api.PickRequest) (*api.PickResponse, error) {
+	return &api.PickResponse{}, nil
 }
 
 // requests runs a benchmark for each form of prompt and length of answer.
-func requests(b *testing.B, run func(*testing.B, *pb.Request)) {
+func requests(b *testing.B, run func(*testing.B, *api.Request)) {
 	ids := make([]uint32, benchTokens)
-	var le []byte
 	for i := range ids {
 		ids[i] = uint32(i*7919) % 150_000
-		le = binary.LittleEndian.AppendUint32(le, ids[i])
 	}
-	for _, top := range []uint32{1, 4, 0} {
-		name := fmt.Sprintf("top=%d", top)
-		if top == 0 {
-			name = "top=all"
-		}
-		b.Run("bytes/"+name, func(b *testing.B) {
-			run(b, &pb.Request{Model: "m", Top: top, Prompt: &pb.Request_TokenBytes{TokenBytes: le}})
+	var keys []uint64
+	for _, k := range blockkey.AppendTokens(nil, blockkey.Scope{Model: "m", BlockSize: blockSize}.Root(), ids, blockSize, nil) {
+		keys = append(keys, uint64(k))
+	}
+	for _, top := range []uint32{1, 3, benchMembers} {
+		b.Run(fmt.Sprintf("keys/top=%d", top), func(b *testing.B) {
+			run(b, &api.Request{Model: "m", MaxCandidates: top, Prompt: api.Keys(keys, blockSize)})
 		})
-		b.Run("ids/"+name, func(b *testing.B) {
-			run(b, &pb.Request{Model: "m", Top: top, Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: ids}}})
+		b.Run(fmt.Sprintf("ids/top=%d", top), func(b *testing.B) {
+			run(b, &api.Request{Model: "m", MaxCandidates: top, Prompt: api.TokenIDs(ids)})
 		})
 	}
 }

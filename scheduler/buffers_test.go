@@ -1,13 +1,13 @@
 package scheduler
 
 import (
-	"bytes"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // Whatever lies in a used buffer, the next message is itself.
@@ -15,8 +15,7 @@ func TestCodecKeepsMessagesApart(t *testing.T) {
 	pool := &buffers{}
 	c := codec{pool}
 	for _, size := range []int{0, 1, 1000, 1024, 1025, 40_000, 300, 1<<largestBuffer + 1, 20} {
-		want := &pb.PickRequest{Request: &pb.Request{Model: "m", Prompt: &pb.Request_TokenBytes{
-			TokenBytes: bytes.Repeat([]byte{byte(size)}, size)}}}
+		want := &api.PickRequest{Request: &api.Request{Model: "m", Prompt: api.Body(strings.Repeat("x", size))}}
 		wire, err := c.Marshal(want)
 		if err != nil {
 			t.Fatal(err)
@@ -28,7 +27,7 @@ func TestCodecKeepsMessagesApart(t *testing.T) {
 			{mem.SliceBuffer(whole)},
 			{mem.SliceBuffer(whole[:half]), mem.SliceBuffer(whole[half:])},
 		} {
-			got := &pb.PickRequest{}
+			got := &api.PickRequest{}
 			if err := c.Unmarshal(parts, got); err != nil {
 				t.Fatalf("%d bytes: %v", size, err)
 			}
@@ -51,7 +50,7 @@ func TestCodecTakesOnlyMessages(t *testing.T) {
 	if err := c.Unmarshal(nil, new(int)); err == nil {
 		t.Error("a number was unmarshalled")
 	}
-	if err := c.Unmarshal(mem.BufferSlice{mem.SliceBuffer{0xff}}, &pb.PickRequest{}); err == nil {
+	if err := c.Unmarshal(mem.BufferSlice{mem.SliceBuffer{0xff}}, &api.PickRequest{}); err == nil {
 		t.Error("nonsense was unmarshalled")
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler/internal/rpc"
 )
 
@@ -22,9 +22,9 @@ func (l callLog) decided(ctx context.Context, d *rpc.Decided) {
 		return
 	}
 	first := &d.Decision.Candidates[0]
-	l.log.DebugContext(ctx, "decided", "method", d.Method, "decision", d.Decision.ID, "request", d.Request.GetId(), "session", d.Session,
+	l.log.DebugContext(ctx, "decided", "method", d.Method, "decision", d.Decision.ID, "request", d.Request.GetRequestId(), "session", d.Session,
 		"tenant", d.Request.GetTenant(), "model", d.Decision.Model, "member", first.Member.Info.Name, "address", first.Member.Info.Address,
-		"reason", d.Decision.Reason, "fallback", d.Decision.Fallback, "took", d.Took, "intake", d.Intake, "queued", d.Queued.Round(time.Microsecond))
+		"reason", d.Decision.Reason, "fallback", d.Decision.Fallback(), "took", d.Took, "intake", d.Intake, "queued", d.Queued.Round(time.Microsecond))
 }
 
 // called writes one line for a report, and for a call that failed.
@@ -35,11 +35,11 @@ func (l callLog) called(ctx context.Context, method string, req any, err error) 
 	}
 	var attributes []any
 	switch r := req.(type) {
-	case *pb.ReportRequest:
-		attributes = []any{"decision", r.GetDecision(), "member", r.GetMember(), "outcome", outcomeName(r.GetOutcome())}
-	case interface{ GetRequest() *pb.Request }:
+	case *api.ReportRequest:
+		attributes = []any{"reports", len(r.GetReports())}
+	case interface{ GetRequest() *api.Request }:
 		q := r.GetRequest()
-		attributes = []any{"request", q.GetId(), "session", q.GetSession(), "tenant", q.GetTenant(), "model", q.GetModel()}
+		attributes = []any{"request", q.GetRequestId(), "session", q.GetSessionId(), "tenant", q.GetTenant(), "model", q.GetModel()}
 	}
 	switch {
 	case err != nil:
@@ -48,8 +48,10 @@ func (l callLog) called(ctx context.Context, method string, req any, err error) 
 			attributes = append(attributes, "do", "see the code in docs/OPERATIONS.md")
 		}
 		l.log.Log(ctx, level, "call failed", attributes...)
-	case method == pb.Scheduler_Report_FullMethodName:
-		l.log.DebugContext(ctx, "reported", attributes...)
+	case method == api.Scheduler_Report_FullMethodName:
+		for _, r := range req.(*api.ReportRequest).GetReports() {
+			l.log.DebugContext(ctx, "reported", "decision", r.GetDecisionId(), "member", r.GetMemberId(), "outcome", outcomeName(r.GetOutcome()))
+		}
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // calls measures what gRPC serves of ours, by OpenTelemetry's conventions for
@@ -62,10 +62,16 @@ func (c *calls) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServe
 }
 
 func (c *calls) record(ctx context.Context, method string, start time.Time, err error) {
-	if !strings.HasPrefix(method, "/"+pb.Scheduler_ServiceDesc.ServiceName+"/") {
+	if !ours(method) {
 		return // health checks and reflection
 	}
 	c.duration.Record(ctx, time.Since(start).Seconds(), c.options(call{method, status.Code(err)})...)
+}
+
+// ours tells whether a method is of our services.
+func ours(method string) bool {
+	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
+	return service == api.Scheduler_ServiceDesc.ServiceName || service == api.Admin_ServiceDesc.ServiceName
 }
 
 func (c *calls) options(of call) []metric.RecordOption {

@@ -61,7 +61,7 @@ func newDecisions(b *builder) *decisions {
 
 // decided counts an answer.
 func (m *decisions) decided(ctx context.Context, d *rpc.Decided) {
-	o := m.options(answer{method: d.Method, policy: d.Decision.Policy, reason: d.Decision.Why, fallback: d.Decision.Fallback != ""})
+	o := m.options(answer{method: d.Method, policy: d.Decision.Policy, reason: d.Decision.Why, fallback: len(d.Decision.Fallbacks) > 0})
 	m.count.Add(ctx, 1, o.count...)
 	m.duration.Record(ctx, d.Took.Seconds(), o.record...)
 	s := &d.Decision.Shadow

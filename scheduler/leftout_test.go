@@ -6,7 +6,7 @@ import (
 
 	"github.com/kvscout/kvscout/e2e/await"
 	"github.com/kvscout/kvscout/e2e/journal"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // TestLeftOutMembersAreSaid, once for each time, and when they come back.
@@ -14,14 +14,14 @@ func TestLeftOutMembersAreSaid(t *testing.T) {
 	var log journal.Journal
 	s, stop := start(t, Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
 	agent(t, "nats://"+s.Addrs().NATS, 3)
-	client := pb.NewSchedulerClient(dial(t, s))
+	client := api.NewSchedulerClient(dial(t, s))
 	exact(t, client)
 	for range 3 {
-		d, err := client.Pick(t.Context(), &pb.PickRequest{Request: &pb.Request{Model: "m"}})
+		d, err := client.Pick(t.Context(), &api.PickRequest{Request: &api.Request{Model: "m"}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := client.Report(t.Context(), &pb.ReportRequest{Decision: d.GetDecision(), Outcome: pb.Outcome_OUTCOME_FAILED}); err != nil {
+		if _, err := client.Report(t.Context(), &api.ReportRequest{Reports: []*api.Report{{DecisionId: d.GetDecisionId(), Outcome: api.Outcome_OUTCOME_FAILED}}}); err != nil {
 			t.Fatal(err)
 		}
 	}

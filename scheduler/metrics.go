@@ -10,7 +10,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/telemetry"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/policy"
@@ -73,12 +73,12 @@ func (m *meters) decided(ctx context.Context, d rpc.Decided) {
 	}
 }
 
-func (m *meters) reported(o pb.Outcome) {
+func (m *meters) reported(o api.Outcome) {
 	m.reports.Add(context.Background(), 1, metric.WithAttributes(attribute.String(telemetry.AttrOutcome, outcomeName(o))))
 }
 
 // outcomeName is the word for it in metrics, spans and logs.
-func outcomeName(o pb.Outcome) string {
+func outcomeName(o api.Outcome) string {
 	return strings.ToLower(strings.TrimPrefix(o.String(), "OUTCOME_"))
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/kvscout/kvscout/e2e/await"
 	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/protocol"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
 
@@ -109,7 +110,7 @@ func TestReadyStaysWhenNATSIsLost(t *testing.T) {
 	ns := broker.New(t, nil)
 	s, stop := start(t, Config{NATSURL: ns.URL()})
 	agent(t, ns.URL(), 3)
-	client := pb.NewSchedulerClient(dial(t, s))
+	client := api.NewSchedulerClient(dial(t, s))
 	exact(t, client)
 	await.True(t, "ready", func() bool { return serving(t, s) })
 	if v := gauge(t, s, "kvscout_scheduler_connected"); v != "1" {
@@ -124,9 +125,9 @@ func TestReadyStaysWhenNATSIsLost(t *testing.T) {
 	if !serving(t, s) {
 		t.Error("the health service says NOT_SERVING")
 	}
-	r, err := client.Score(t.Context(), &pb.ScoreRequest{Request: &pb.Request{
-		Model: "m", Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: tokens}}}})
-	if err != nil || r.GetRanking().GetCandidates()[0].GetPicture().GetTrust() != pb.Trust_TRUST_SYNCING {
+	r, err := client.Score(t.Context(), &api.ScoreRequest{Request: &api.Request{
+		Model: "m", Prompt: api.TokenIDs(tokens)}})
+	if err != nil || r.GetRanking().GetCandidates()[0].GetCacheState().GetTrust() != api.Trust_TRUST_SYNCING {
 		t.Errorf("without NATS: %v, %v", r, err)
 	}
 	ns.Start()
@@ -175,7 +176,7 @@ func mute(t testing.TB, ns *broker.Broker) {
 
 func TestNotServingFromTheFirstCall(t *testing.T) {
 	state := newHealth()
-	for _, service := range []string{"", pb.Scheduler_ServiceDesc.ServiceName} {
+	for _, service := range []string{"", api.Scheduler_ServiceDesc.ServiceName} {
 		h, err := state.Check(t.Context(), &healthpb.HealthCheckRequest{Service: service})
 		if err != nil || h.GetStatus() != healthpb.HealthCheckResponse_NOT_SERVING {
 			t.Errorf("%q: %v, %v", service, h, err)

@@ -25,8 +25,8 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/logging"
-	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/protocol/settings"
 	"github.com/kvscout/kvscout/protocol/telemetry"
 	"github.com/kvscout/kvscout/scheduler/internal/bus"
@@ -363,7 +363,7 @@ func newHealth() *health.Server {
 
 func setHealth(state *health.Server, status healthpb.HealthCheckResponse_ServingStatus) {
 	state.SetServingStatus("", status)
-	state.SetServingStatus(pb.Scheduler_ServiceDesc.ServiceName, status)
+	state.SetServingStatus(api.Scheduler_ServiceDesc.ServiceName, status)
 }
 
 // look keeps the health service up to date and lets the picker learn.

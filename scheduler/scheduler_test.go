@@ -31,6 +31,7 @@ import (
 	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/protocol"
 	"github.com/kvscout/kvscout/protocol/blockkey"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/protocol/settings"
 )
@@ -160,15 +161,15 @@ func agent(t testing.TB, url string, blocks int) {
 }
 
 // exact waits until the member's picture is there, and asks for a ranking.
-func exact(t testing.TB, client pb.SchedulerClient) *pb.Ranking {
+func exact(t testing.TB, client api.SchedulerClient) *api.Ranking {
 	t.Helper()
-	var resp *pb.ScoreResponse
+	var resp *api.ScoreResponse
 	await.True(t, "an exact answer", func() bool {
 		var err error
-		resp, err = client.Score(context.Background(), &pb.ScoreRequest{Request: &pb.Request{
-			Model: "m", Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: tokens}},
+		resp, err = client.Score(context.Background(), &api.ScoreRequest{Request: &api.Request{
+			Model: "m", Prompt: api.TokenIDs(tokens),
 		}})
-		return err == nil && resp.GetRanking().GetFallback() == ""
+		return err == nil && resp.GetRanking().Lacks() == ""
 	})
 	return resp.GetRanking()
 }
@@ -193,13 +194,13 @@ func get(t testing.TB, s *Scheduler, path string) (int, string) {
 func TestCompleteSystem(t *testing.T) {
 	s, stop := start(t, Config{ShadowPolicy: "least-requests", QueueLength: 8})
 	conn := dial(t, s)
-	client := pb.NewSchedulerClient(conn)
+	client := api.NewSchedulerClient(conn)
 	agent(t, "nats://"+s.Addrs().NATS, 3)
 
 	r := exact(t, client)
 	c := r.GetCandidates()[0]
-	if c.GetMember().GetId() != member || c.GetCached().GetGpu() != 48 || c.GetPicture().GetTrust() != pb.Trust_TRUST_EXACT ||
-		c.GetPicture().GetEpoch() != 1 || c.GetPicture().GetSequence() != 1 {
+	if c.GetMember().GetId() != member || c.GetCachedTokens().GetGpu() != 48 || c.GetCacheState().GetTrust() != api.Trust_TRUST_EXACT ||
+		c.GetCacheState().GetEpoch() != 1 || c.GetCacheState().GetSequence() != 1 {
 		t.Errorf("%v", r)
 	}
 
@@ -221,12 +222,12 @@ func TestCompleteSystem(t *testing.T) {
 		t.Error(code, text)
 	}
 
-	pick, err := client.Pick(t.Context(), &pb.PickRequest{Request: &pb.Request{Model: "m"}})
+	pick, err := client.Pick(t.Context(), &api.PickRequest{Request: &api.Request{Model: "m"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.Report(t.Context(), &pb.ReportRequest{Decision: pick.GetDecision(), Outcome: pb.Outcome_OUTCOME_FINISHED,
-		PromptTokens: proto.Uint64(7), CachedTokens: proto.Uint64(3)}); err != nil {
+	if _, err := client.Report(t.Context(), &api.ReportRequest{Reports: []*api.Report{{DecisionId: pick.GetDecisionId(), Outcome: api.Outcome_OUTCOME_FINISHED,
+		PromptTokens: proto.Uint32(7), CachedTokens: proto.Uint32(3)}}}); err != nil {
 		t.Fatal(err)
 	}
 	_, page := get(t, s, "/metrics")
@@ -298,7 +299,7 @@ func TestExternalNATS(t *testing.T) {
 
 	ns.Start()
 	agent(t, url, 2)
-	if got := exact(t, pb.NewSchedulerClient(dial(t, s))).GetCandidates()[0].GetCached().GetGpu(); got != 32 {
+	if got := exact(t, api.NewSchedulerClient(dial(t, s))).GetCandidates()[0].GetCachedTokens().GetGpu(); got != 32 {
 		t.Errorf("%d tokens cached", got)
 	}
 	if err := stop(); err != nil {
@@ -341,9 +342,10 @@ func TestStopIsGracefulAndBounded(t *testing.T) {
 	defer engine.Close()
 	s, stop := start(t, Config{StopWait: 300 * time.Millisecond, TokenizeTimeout: time.Minute, CallTimeout: time.Minute, EngineAddresses: "127.0.0.1"})
 	s.intakeFor(t, engine.Addr().String())
-	client := pb.NewSchedulerClient(dial(t, s))
+	conn := dial(t, s)
+	client := api.NewSchedulerClient(conn)
 
-	watch, err := client.Watch(t.Context(), &pb.WatchRequest{})
+	watch, err := api.NewAdminClient(conn).WatchMembers(t.Context(), &api.WatchMembersRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -352,14 +354,14 @@ func TestStopIsGracefulAndBounded(t *testing.T) {
 	}
 	hung := make(chan error, 1)
 	go func() {
-		_, err := client.Score(context.Background(), &pb.ScoreRequest{Request: &pb.Request{Model: "m", Prompt: &pb.Request_Text{Text: "x"}}})
+		_, err := client.Score(context.Background(), &api.ScoreRequest{Request: &api.Request{Model: "m", Prompt: api.Body(`{"prompt":"x"}`)}})
 		hung <- err
 	}()
-	conn, err := engine.Accept()
+	asked, err := engine.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
+	defer asked.Close()
 	begin := time.Now()
 	if err := stop(); err != nil {
 		t.Error(err)
@@ -444,27 +446,28 @@ func TestSchedulersKnowOfEachOther(t *testing.T) {
 	a, stopA := start(t, Config{})
 	b, stopB := start(t, Config{NATSURL: "nats://" + a.Addrs().NATS})
 	agent(t, "nats://"+a.Addrs().NATS, 3)
-	first, second := pb.NewSchedulerClient(dial(t, a)), pb.NewSchedulerClient(dial(t, b))
+	toA, toB := dial(t, a), dial(t, b)
+	first, second := api.NewSchedulerClient(toA), api.NewSchedulerClient(toB)
 	exact(t, first)
 	exact(t, second)
 	await.True(t, "the two hear each other", func() bool {
 		return a.replica.Load().Stats().Peers == 1 && b.replica.Load().Stats().Peers == 1
 	})
-	d, err := first.Pick(t.Context(), &pb.PickRequest{Request: &pb.Request{Model: "m"}})
+	d, err := first.Pick(t.Context(), &api.PickRequest{Request: &api.Request{Model: "m"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	charged := func(c pb.SchedulerClient, want uint32) func() bool {
+	charged := func(c api.AdminClient, want uint32) func() bool {
 		return func() bool {
-			f, err := c.Fleet(t.Context(), &pb.FleetRequest{})
+			f, err := c.ListMembers(t.Context(), &api.ListMembersRequest{})
 			return err == nil && len(f.GetMembers()) == 1 && f.GetMembers()[0].GetReservedRequests() == want
 		}
 	}
-	await.True(t, "the other sees the charge", charged(second, 1))
-	if _, err := second.Report(t.Context(), &pb.ReportRequest{Decision: d.GetDecision(), Outcome: pb.Outcome_OUTCOME_CANCELLED}); err != nil {
+	await.True(t, "the other sees the charge", charged(api.NewAdminClient(toB), 1))
+	if _, err := second.Report(t.Context(), &api.ReportRequest{Reports: []*api.Report{{DecisionId: d.GetDecisionId(), Outcome: api.Outcome_OUTCOME_CANCELLED}}}); err != nil {
 		t.Fatal(err)
 	}
-	await.True(t, "the end is known", charged(first, 0))
+	await.True(t, "the end is known", charged(api.NewAdminClient(toA), 0))
 	if err := errors.Join(stopB(), stopA()); err != nil {
 		t.Error(err)
 	}

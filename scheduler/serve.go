@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 const (
@@ -37,7 +37,8 @@ const (
 // server builds the gRPC server with all its services.
 func (s *Scheduler) server(state *health.Server) *grpc.Server {
 	server := grpc.NewServer(s.options()...)
-	pb.RegisterSchedulerServer(server, s.rpc)
+	api.RegisterSchedulerServer(server, s.rpc)
+	api.RegisterAdminServer(server, s.rpc)
 	healthpb.RegisterHealthServer(server, state)
 	reflection.Register(server)
 	return server

@@ -8,23 +8,23 @@ import (
 	"time"
 
 	"github.com/kvscout/kvscout/e2e/await"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 func TestReloadIsAllOrNothing(t *testing.T) {
 	s, stop := start(t, Config{Policy: "random"})
 	agent(t, "nats://"+s.Addrs().NATS, 3)
-	client := pb.NewSchedulerClient(dial(t, s))
+	client := api.NewSchedulerClient(dial(t, s))
 	policy := func() string {
 		t.Helper()
-		r, err := client.Score(t.Context(), &pb.ScoreRequest{Request: &pb.Request{Model: "m"}})
+		r, err := client.Score(t.Context(), &api.ScoreRequest{Request: &api.Request{Model: "m"}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return r.GetRanking().GetPolicy()
 	}
 	await.True(t, "the member is there", func() bool {
-		_, err := client.Score(t.Context(), &pb.ScoreRequest{Request: &pb.Request{Model: "m"}})
+		_, err := client.Score(t.Context(), &api.ScoreRequest{Request: &api.Request{Model: "m"}})
 		return err == nil
 	})
 	next := s.cfg

@@ -9,7 +9,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/telemetry"
 	"github.com/kvscout/kvscout/scheduler/internal/rpc"
 )
@@ -26,8 +26,7 @@ type spans struct {
 // record writes the spans of a request, whose parent is the call's.
 func (s *spans) record(ctx context.Context, d *rpc.Decided) {
 	trace.SpanFromContext(ctx).SetAttributes(asked(d.Request, d.Session)...)
-	switch d.Request.GetPrompt().(type) {
-	case *pb.Request_Text, *pb.Request_Chat, *pb.Request_OpenaiBody:
+	if _, ok := d.Request.GetPrompt().GetForm().(*api.Prompt_OpenaiBody); ok {
 		s.part(ctx, telemetry.SpanTokenize, d.Start, d.Intake)
 	}
 	if d.Queued > 0 {
@@ -44,10 +43,10 @@ func (s *spans) part(ctx context.Context, name string, from time.Time, took time
 }
 
 // asked is who asks, as far as the caller says so.
-func asked(r *pb.Request, session string) []attribute.KeyValue {
+func asked(r *api.Request, session string) []attribute.KeyValue {
 	var attributes []attribute.KeyValue
 	for _, a := range [...]struct{ key, value string }{
-		{telemetry.AttrRequest, r.GetId()}, {telemetry.AttrSession, session}, {telemetry.AttrTenant, r.GetTenant()}, {telemetry.AttrModel, r.GetModel()},
+		{telemetry.AttrRequest, r.GetRequestId()}, {telemetry.AttrSession, session}, {telemetry.AttrTenant, r.GetTenant()}, {telemetry.AttrModel, r.GetModel()},
 	} {
 		if a.value != "" {
 			attributes = append(attributes, attribute.String(a.key, a.value))
@@ -73,7 +72,7 @@ func (s *spans) decision(ctx context.Context, d *rpc.Decided) {
 		attribute.String(telemetry.AttrPolicy, a.Policy),
 		attribute.String(telemetry.AttrReason, a.Why.String()),
 		attribute.String(telemetry.AttrReceipt, a.Reason),
-		attribute.String(telemetry.AttrFallbackReason, a.Fallback),
+		attribute.String(telemetry.AttrFallbackReason, a.Fallback()),
 		attribute.Int(telemetry.AttrPromptTokens, a.PromptTokens),
 		attribute.Int(telemetry.AttrCachedTokens, first.Cached.Known()),
 		attribute.Int(telemetry.AttrPredictedTokens, first.Cached.Predicted),
@@ -112,17 +111,31 @@ func (s *spans) decision(ctx context.Context, d *rpc.Decided) {
 // called says on the call's span whom it was about and why it failed.
 func called(span trace.Span, req any, err error) {
 	switch r := req.(type) {
-	case *pb.ReportRequest:
-		span.SetAttributes(attribute.String(telemetry.AttrDecision, r.GetDecision()), attribute.String(telemetry.AttrOutcome, outcomeName(r.GetOutcome())))
-		if r.GetMember() != "" {
-			span.SetAttributes(attribute.String(telemetry.AttrMember, r.GetMember()))
+	case *api.ReportRequest:
+		for _, one := range r.GetReports() {
+			if len(r.GetReports()) == 1 {
+				span.SetAttributes(reported(one)...)
+			} else {
+				span.AddEvent("report", trace.WithAttributes(reported(one)...))
+			}
 		}
-	case interface{ GetRequest() *pb.Request }:
+	case interface{ GetRequest() *api.Request }:
 		if err != nil { // else the decision has said so
-			span.SetAttributes(asked(r.GetRequest(), r.GetRequest().GetSession())...)
+			span.SetAttributes(asked(r.GetRequest(), r.GetRequest().GetSessionId())...)
 		}
 	}
 	if err != nil {
 		span.RecordError(err)
 	}
+}
+
+// reported is what became of a decision.
+func reported(r *api.Report) []attribute.KeyValue {
+	attributes := []attribute.KeyValue{
+		attribute.String(telemetry.AttrDecision, r.GetDecisionId()), attribute.String(telemetry.AttrOutcome, outcomeName(r.GetOutcome())),
+	}
+	if r.GetMemberId() != "" {
+		attributes = append(attributes, attribute.String(telemetry.AttrMember, r.GetMemberId()))
+	}
+	return attributes
 }

@@ -9,11 +9,11 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvscout/kvscout/e2e/await"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // waiting is a scheduler with one busy member, whose connections last so long.
-func waiting(t *testing.T, age time.Duration, cfg Config) (*Scheduler, pb.SchedulerClient, func() error) {
+func waiting(t *testing.T, age time.Duration, cfg Config) (*Scheduler, api.SchedulerClient, func() error) {
 	t.Helper()
 	cfg.GRPCAddress, cfg.AdminAddress, cfg.NATSAddress = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
 	s, err := New(cfg)
@@ -23,22 +23,22 @@ func waiting(t *testing.T, age time.Duration, cfg Config) (*Scheduler, pb.Schedu
 	s.age = age
 	stop := run(t, s)
 	agent(t, "nats://"+s.Addrs().NATS, 3)
-	client := pb.NewSchedulerClient(dial(t, s))
+	client := api.NewSchedulerClient(dial(t, s))
 	await.True(t, "the member is there", func() bool {
-		_, err := client.Score(t.Context(), &pb.ScoreRequest{Request: &pb.Request{Model: "m"}})
+		_, err := client.Score(t.Context(), &api.ScoreRequest{Request: &api.Request{Model: "m"}})
 		return err == nil
 	})
 	return s, client, stop
 }
 
 // waited lets a Pick wait for room for at least so long.
-func waited(t *testing.T, s *Scheduler, client pb.SchedulerClient, least time.Duration) {
+func waited(t *testing.T, s *Scheduler, client api.SchedulerClient, least time.Duration) {
 	t.Helper()
 	start, done := time.Now(), make(chan error, 1)
-	var answer *pb.PickResponse
+	var answer *api.PickResponse
 	go func() {
 		var err error
-		answer, err = client.Pick(t.Context(), &pb.PickRequest{Request: &pb.Request{Model: "m"}})
+		answer, err = client.Pick(t.Context(), &api.PickRequest{Request: &api.Request{Model: "m"}})
 		done <- err
 	}()
 	await.True(t, "the request waits", func() bool { return s.rpc.Stats().Queue.Waiting == 1 && time.Since(start) > least })
@@ -88,7 +88,7 @@ func TestStopEndsTheWait(t *testing.T) {
 	errs := make(chan error, 5)
 	for range cap(errs) {
 		go func() {
-			_, err := client.Pick(t.Context(), &pb.PickRequest{Request: &pb.Request{Model: "m"}})
+			_, err := client.Pick(t.Context(), &api.PickRequest{Request: &api.Request{Model: "m"}})
 			errs <- err
 		}()
 	}

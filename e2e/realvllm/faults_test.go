@@ -21,7 +21,7 @@ import (
 	"github.com/kvscout/kvscout/e2e/realvllm"
 	"github.com/kvscout/kvscout/e2e/stage"
 	"github.com/kvscout/kvscout/e2e/wire"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // within is the time after a fault's end in which no block may be believed held
@@ -101,7 +101,7 @@ func (b *broken) leave() {
 	b.t.Helper()
 	b.signal(syscall.SIGTERM)
 	_ = b.process.Wait()
-	b.until("be gone", func(m *pb.MemberState) bool { return m == nil })
+	b.until("be gone", func(m *api.MemberState) bool { return m == nil })
 }
 
 func (b *broken) signal(s syscall.Signal) {
@@ -132,7 +132,7 @@ func (b *broken) know(list [][]uint32) {
 	b.t.Helper()
 	b.serve(list)
 	for _, tokens := range list {
-		b.until("know what was served", func(*pb.MemberState) bool {
+		b.until("know what was served", func(*api.MemberState) bool {
 			got, _ := b.predict(realvllm.Request{Tokens: tokens})
 			return got == 9*b.engine.BlockSize()
 		})
@@ -147,13 +147,13 @@ func (b *broken) doubted() (reason func() string) {
 	first := ""
 	once.Go(func() {
 		for ctx.Err() == nil {
-			fleet, err := b.stage.Client.Fleet(ctx, &pb.FleetRequest{}, grpc.WaitForReady(true))
+			fleet, err := b.stage.Operator.ListMembers(ctx, &api.ListMembersRequest{}, grpc.WaitForReady(true))
 			if err == nil && first == "" {
 				switch m := fleet.GetMembers(); {
 				case len(m) == 0:
 					first = "not a member"
 				case !stage.Exact(m[0]):
-					first = strings.TrimPrefix(m[0].GetPicture().GetTrust().String(), "TRUST_") + ": " + m[0].GetPicture().GetReason()
+					first = strings.TrimPrefix(m[0].GetCacheState().GetTrust().String(), "TRUST_") + ": " + m[0].GetCacheState().GetExplanation()
 				}
 			}
 			time.Sleep(time.Millisecond)
@@ -221,7 +221,7 @@ func (b *broken) loss() {
 	next := b.prompts(1)
 	b.serve(next) // shows the gap, should the quiet not have done so
 	b.free(time.Now(), within, reason, old[:10])
-	b.until("know what came behind the gap", func(*pb.MemberState) bool {
+	b.until("know what came behind the gap", func(*api.MemberState) bool {
 		got, _ := b.predict(realvllm.Request{Tokens: next[0]})
 		return got == 9*b.engine.BlockSize()
 	})
@@ -321,7 +321,7 @@ func (b *broken) killed() {
 func (b *broken) together() {
 	b.signal(syscall.SIGKILL)
 	_ = b.process.Wait()
-	b.until("be doubted", func(m *pb.MemberState) bool { return !stage.Exact(m) })
+	b.until("be doubted", func(m *api.MemberState) bool { return !stage.Exact(m) })
 	b.follow("-state-dir", b.state)
 	old := b.prompts(5)
 	b.know(old)
@@ -366,7 +366,7 @@ func (b *broken) batches() uint64 {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return m.GetPicture().GetEngineBatches()
+	return m.GetCacheState().GetEngineBatches()
 }
 
 var address = regexp.MustCompile(`serving probes.*address=(\S+)`)

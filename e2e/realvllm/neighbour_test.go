@@ -12,7 +12,7 @@ import (
 
 	"github.com/kvscout/kvscout/e2e/realvllm"
 	"github.com/kvscout/kvscout/e2e/stage"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // TestNeighboursSocketIsNotBelieved is an agent between two real engines whose
@@ -27,14 +27,14 @@ func TestNeighboursSocketIsNotBelieved(t *testing.T) {
 	if r.agent, err = r.stage.Agent(stage.AgentOptions{Engine: front, Pod: pod}); err != nil {
 		t.Fatal(err)
 	}
-	r.until("be known", func(m *pb.MemberState) bool { return len(m.GetModels()) > 0 })
+	r.until("be known", func(m *api.MemberState) bool { return len(m.GetModels()) > 0 })
 	began := time.Now()
 	for range 3 { // about 2,000 tokens
 		r.complete(realvllm.Request{Tokens: r.tokens(700), MaxTokens: 4})
 	}
-	r.until("be disowned", func(m *pb.MemberState) bool {
-		return m.GetPicture().GetTrust() == pb.Trust_TRUST_UNKNOWN && m.GetHeldGpu() == 0 &&
-			strings.Contains(m.GetPicture().GetReason(), front) && strings.Contains(m.GetPicture().GetReason(), other.engine.Events())
+	r.until("be disowned", func(m *api.MemberState) bool {
+		return m.GetCacheState().GetTrust() == api.Trust_TRUST_UNKNOWN && m.GetHeldGpuBlocks() == 0 &&
+			strings.Contains(m.GetCacheState().GetExplanation(), front) && strings.Contains(m.GetCacheState().GetExplanation(), other.engine.Events())
 	})
 	t.Logf("disowned after %v", time.Since(began).Round(time.Millisecond))
 	r.agent.Stop()

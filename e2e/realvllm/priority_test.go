@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/kvscout/kvscout/e2e/realvllm"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // served is one request on its way through the engine.
@@ -22,8 +22,8 @@ type served struct {
 // answer carries.
 func (r *run) send(tokens []uint32) *served {
 	r.t.Helper()
-	answer, err := r.stage.Client.Pick(r.t.Context(), &pb.PickRequest{Request: &pb.Request{
-		Model: realvllm.Model, Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: tokens}},
+	answer, err := r.stage.Client.Pick(r.t.Context(), &api.PickRequest{Request: &api.Request{
+		Model: realvllm.Model, Prompt: api.TokenIDs(tokens),
 	}})
 	if err != nil {
 		r.t.Error(err)

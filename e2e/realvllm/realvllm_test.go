@@ -11,7 +11,7 @@ import (
 
 	"github.com/kvscout/kvscout/e2e/realvllm"
 	"github.com/kvscout/kvscout/e2e/stage"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 const (
@@ -138,7 +138,7 @@ func (r *run) startAgent() {
 	r.until("be settled", stage.Settled)
 }
 
-func (r *run) until(what string, holds func(*pb.MemberState) bool) {
+func (r *run) until(what string, holds func(*api.MemberState) bool) {
 	r.t.Helper()
 	if err := r.stage.Until(r.t.Context(), patience, r.agent.Members[0], what, holds); err != nil {
 		r.t.Fatal(err)
@@ -183,8 +183,8 @@ func (r *run) settle() {
 	r.t.Helper()
 	var batches uint64
 	since := time.Now()
-	r.until("fall quiet", func(m *pb.MemberState) bool {
-		if n := m.GetPicture().GetEngineBatches(); n != batches {
+	r.until("fall quiet", func(m *api.MemberState) bool {
+		if n := m.GetCacheState().GetEngineBatches(); n != batches {
 			batches, since = n, time.Now()
 		}
 		return stage.Settled(m) && time.Since(since) >= quiet
@@ -192,13 +192,14 @@ func (r *run) settle() {
 }
 
 // predict asks the scheduler for the tokens that the engine will find.
-func (r *run) predict(q realvllm.Request) (int, *pb.Candidate) {
+func (r *run) predict(q realvllm.Request) (int, *api.Candidate) {
 	r.t.Helper()
-	request := &pb.Request{
-		Model: realvllm.Model, Adapter: q.Adapter, CacheSalt: q.Salt,
-		Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: q.Tokens}},
+	request := &api.Request{
+		Model: realvllm.Model, Adapter: q.Adapter,
+		Prompt: api.TokenIDs(q.Tokens),
 	}
-	answer, err := r.stage.Client.Score(r.t.Context(), &pb.ScoreRequest{Request: request})
+	request.Prompt.GetTokens().CacheSalt = q.Salt
+	answer, err := r.stage.Client.Score(r.t.Context(), &api.ScoreRequest{Request: request})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -206,7 +207,7 @@ func (r *run) predict(q realvllm.Request) (int, *pb.Candidate) {
 		r.t.Fatalf("%d candidates, want the one engine", n)
 	}
 	best := answer.GetRanking().GetCandidates()[0]
-	return int(best.GetCached().GetGpu()), best
+	return int(best.GetCachedTokens().GetGpu()), best
 }
 
 func (r *run) complete(q realvllm.Request) realvllm.Usage {
@@ -230,13 +231,13 @@ func (r *run) judge(q realvllm.Request) realvllm.Usage {
 		r.exact++
 	case predicted > actual:
 		r.over++
-		r.t.Errorf("OVER: %d tokens, adapter %q, salt %q: predicted %d, engine %d; %v", len(q.Tokens), q.Adapter, q.Salt, predicted, actual, candidate.GetPicture())
+		r.t.Errorf("OVER: %d tokens, adapter %q, salt %q: predicted %d, engine %d; %v", len(q.Tokens), q.Adapter, q.Salt, predicted, actual, candidate.GetCacheState())
 	default:
 		r.under++
 		// A picture that calls itself a lower bound may be one. Before 0.17
 		// the events do not show a salt.
 		if q.Salt == "" && stage.Trusted(candidate) {
-			r.t.Errorf("UNDER: %d tokens, adapter %q: predicted %d, engine %d; %v", len(q.Tokens), q.Adapter, predicted, actual, candidate.GetPicture())
+			r.t.Errorf("UNDER: %d tokens, adapter %q: predicted %d, engine %d; %v", len(q.Tokens), q.Adapter, predicted, actual, candidate.GetCacheState())
 		}
 	}
 	return usage
@@ -316,12 +317,12 @@ func (r *run) crash() {
 	before := r.epoch()
 	r.engine.Kill()
 	killed := time.Now()
-	r.until("be doubted", func(m *pb.MemberState) bool { return !stage.Exact(m) })
+	r.until("be doubted", func(m *api.MemberState) bool { return !stage.Exact(m) })
 	r.t.Logf("doubted %v after the kill", time.Since(killed).Round(time.Millisecond))
 	r.start()
 	up := time.Now()
-	r.until("live anew", func(m *pb.MemberState) bool {
-		return stage.Exact(m) && m.GetPicture().GetEpoch() != before && m.GetHeldGpu() == 0
+	r.until("live anew", func(m *api.MemberState) bool {
+		return stage.Exact(m) && m.GetCacheState().GetEpoch() != before && m.GetHeldGpuBlocks() == 0
 	})
 	r.t.Logf("exact and empty %v after the engine answered", time.Since(up).Round(time.Millisecond))
 	r.requests(20, realvllm.Request{})
@@ -333,5 +334,5 @@ func (r *run) epoch() uint64 {
 	if err != nil || m == nil {
 		r.t.Fatalf("no member: %v", err)
 	}
-	return m.GetPicture().GetEpoch()
+	return m.GetCacheState().GetEpoch()
 }

@@ -21,7 +21,7 @@ import (
 
 	"github.com/kvscout/kvscout/agent"
 	"github.com/kvscout/kvscout/e2e/loopback"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler"
 )
 
@@ -64,8 +64,10 @@ type Stage struct {
 
 	scheduler Part
 	conn      *grpc.ClientConn
-	// Client of the scheduler, of the next one too when it restarts.
-	Client pb.SchedulerClient
+	// Client of the scheduler as a proxy has it, Operator as people do: of the next
+	// one too when it restarts.
+	Client   api.SchedulerClient
+	Operator api.AdminClient
 
 	mu   sync.Mutex // guards errs
 	errs []error
@@ -101,7 +103,7 @@ func New(ctx context.Context, opt Options) (*Stage, error) {
 		grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(maxMessage), grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: again, Multiplier: 1, MaxDelay: again}, MinConnectTimeout: 20 * time.Second}))
 	if err == nil {
-		s.Client = pb.NewSchedulerClient(s.conn)
+		s.Client, s.Operator = api.NewSchedulerClient(s.conn), api.NewAdminClient(s.conn)
 		err = s.StartScheduler()
 	}
 	if err != nil {
@@ -131,7 +133,7 @@ func (s *Stage) StartScheduler() error {
 		return errors.Join(errors.New("the scheduler did not start"), s.Err())
 	}
 	// Who asks from here on is not told that the one before is gone.
-	_, err = s.Client.Fleet(s.ctx, &pb.FleetRequest{}, grpc.WaitForReady(true))
+	_, err = s.Operator.ListMembers(s.ctx, &api.ListMembersRequest{}, grpc.WaitForReady(true))
 	return err
 }
 
@@ -234,8 +236,8 @@ func (s *Stage) Close() error {
 }
 
 // Member gives the scheduler's view of a member, nil when it knows none.
-func (s *Stage) Member(ctx context.Context, id string) (*pb.MemberState, error) {
-	fleet, err := s.Client.Fleet(ctx, &pb.FleetRequest{}, grpc.WaitForReady(true))
+func (s *Stage) Member(ctx context.Context, id string) (*api.MemberState, error) {
+	fleet, err := s.Operator.ListMembers(ctx, &api.ListMembersRequest{}, grpc.WaitForReady(true))
 	if err != nil {
 		return nil, err
 	}
@@ -249,10 +251,10 @@ func (s *Stage) Member(ctx context.Context, id string) (*pb.MemberState, error) 
 
 // Until waits until the scheduler's view of a member fulfils a condition. The
 // condition is asked with nil while the member is unknown.
-func (s *Stage) Until(ctx context.Context, patience time.Duration, id, what string, holds func(*pb.MemberState) bool) error {
+func (s *Stage) Until(ctx context.Context, patience time.Duration, id, what string, holds func(*api.MemberState) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	var last *pb.MemberState
+	var last *api.MemberState
 	for {
 		m, err := s.Member(ctx, id)
 		if err == nil && holds(m) {
@@ -271,16 +273,16 @@ func (s *Stage) Until(ctx context.Context, patience time.Duration, id, what stri
 }
 
 // Exact is the condition that the member's picture is proven.
-func Exact(m *pb.MemberState) bool {
-	return m.GetPicture().GetTrust() == pb.Trust_TRUST_EXACT
+func Exact(m *api.MemberState) bool {
+	return m.GetCacheState().GetTrust() == api.Trust_TRUST_EXACT
 }
 
 // Trusted says that a candidate's picture is proven.
-func Trusted(c *pb.Candidate) bool {
-	return c.GetPicture().GetTrust() == pb.Trust_TRUST_EXACT
+func Trusted(c *api.Candidate) bool {
+	return c.GetCacheState().GetTrust() == api.Trust_TRUST_EXACT
 }
 
 // Settled is the condition that the member is known and not syncing.
-func Settled(m *pb.MemberState) bool {
-	return m != nil && m.GetPicture().GetTrust() != pb.Trust_TRUST_SYNCING
+func Settled(m *api.MemberState) bool {
+	return m != nil && m.GetCacheState().GetTrust() != api.Trust_TRUST_SYNCING
 }

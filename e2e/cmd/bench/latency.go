@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/kvscout/kvscout/protocol/blockkey"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // patience bounds every wait.
@@ -149,10 +149,10 @@ func untyped(keys []blockkey.Key) []uint64 {
 // look asks again and again until an answer counts all blocks of a probe, and
 // says when it came.
 func (s *system) look(ctx context.Context, p probe) (seen time.Time, calls []time.Duration, err error) {
-	want := uint64(len(p.keys) * blockSize)
-	request := &pb.ScoreRequest{Request: &pb.Request{Model: model, Prompt: &pb.Request_Keys{Keys: &pb.BlockKeys{
-		Keys: p.keys, BlockSize: blockSize, PromptTokens: want + 1,
-	}}}}
+	want := uint32(len(p.keys) * blockSize)
+	request := &api.ScoreRequest{Request: &api.Request{Model: model, Prompt: &api.Prompt{Form: &api.Prompt_BlockKeys{BlockKeys: &api.BlockKeys{
+		Keys: p.keys, BlockSizeTokens: blockSize, PromptTokens: want + 1,
+	}}}}}
 	for {
 		asked := time.Now()
 		answer, err := s.client.Score(ctx, request)
@@ -162,7 +162,7 @@ func (s *system) look(ctx context.Context, p probe) (seen time.Time, calls []tim
 		seen = time.Now()
 		calls = append(calls, seen.Sub(asked))
 		for _, candidate := range answer.GetRanking().GetCandidates() {
-			if candidate.GetCached().GetGpu() == want {
+			if candidate.GetCachedTokens().GetGpu() == want {
 				return seen, calls, nil
 			}
 		}

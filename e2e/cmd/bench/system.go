@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/kvscout/kvscout/e2e/broker"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/pb"
 )
 
@@ -21,7 +22,8 @@ type system struct {
 	agent     *part
 	bus       *bus
 	conn      *grpc.ClientConn
-	client    pb.SchedulerClient
+	client    api.SchedulerClient
+	admin     api.AdminClient
 
 	agentCPU, schedulerCPU time.Duration // known once ended
 }
@@ -47,7 +49,7 @@ func startSystem(ctx context.Context, o options, into string, cores int) (s *sys
 		if s.conn, err = dial(s.scheduler.GRPC); err != nil {
 			return s, err
 		}
-		s.client = pb.NewSchedulerClient(s.conn)
+		s.client, s.admin = api.NewSchedulerClient(s.conn), api.NewAdminClient(s.conn)
 	} else {
 		if s.nats, err = broker.Open(); err != nil {
 			return s, err
@@ -65,8 +67,8 @@ func startSystem(ctx context.Context, o options, into string, cores int) (s *sys
 		return s, err
 	}
 	if s.client != nil {
-		_, err = s.untilMember(ctx, "the scheduler follows the agent", func(m *pb.MemberState) bool {
-			return m.GetPicture().GetTrust() == pb.Trust_TRUST_EXACT && m.GetChosen()
+		_, err = s.untilMember(ctx, "the scheduler follows the agent", func(m *api.MemberState) bool {
+			return m.GetCacheState().GetTrust() == api.Trust_TRUST_EXACT && m.GetIneligible() == 0
 		})
 	}
 	return s, err
@@ -74,11 +76,11 @@ func startSystem(ctx context.Context, o options, into string, cores int) (s *sys
 
 // untilMember waits until the scheduler's view of the member fulfils a
 // condition, and says when it was seen to.
-func (s *system) untilMember(ctx context.Context, what string, holds func(*pb.MemberState) bool) (time.Time, error) {
+func (s *system) untilMember(ctx context.Context, what string, holds func(*api.MemberState) bool) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {
-		fleet, err := s.client.Fleet(ctx, &pb.FleetRequest{}, grpc.WaitForReady(true))
+		fleet, err := s.admin.ListMembers(ctx, &api.ListMembersRequest{}, grpc.WaitForReady(true))
 		if err != nil {
 			return time.Time{}, fmt.Errorf("%s: %w", what, err)
 		}

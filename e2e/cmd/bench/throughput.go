@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 var throughputShapes = []shape{
@@ -58,13 +58,13 @@ func measureThroughput(ctx context.Context, o options, sh shape, into string) (t
 		return throughput{}, err
 	}
 	if s.client != nil {
-		var last *pb.MemberState
-		ended, err = s.untilMember(ctx, "the scheduler has the last batch", func(m *pb.MemberState) bool {
+		var last *api.MemberState
+		ended, err = s.untilMember(ctx, "the scheduler has the last batch", func(m *api.MemberState) bool {
 			last = m
-			return m.GetPicture().GetEngineBatches() == t.batches && m.GetPicture().GetTrust() == pb.Trust_TRUST_EXACT
+			return m.GetCacheState().GetEngineBatches() == t.batches && m.GetCacheState().GetTrust() == api.Trust_TRUST_EXACT
 		})
-		if err == nil && last.GetHeldGpu() != t.held {
-			err = fmt.Errorf("the scheduler holds %d blocks, should hold %d", last.GetHeldGpu(), t.held)
+		if err == nil && last.GetHeldGpuBlocks() != t.held {
+			err = fmt.Errorf("the scheduler holds %d blocks, should hold %d", last.GetHeldGpuBlocks(), t.held)
 		}
 		if err != nil {
 			return throughput{}, err

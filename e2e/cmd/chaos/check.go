@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // verdict is what one look at the whole index found.
@@ -47,8 +47,8 @@ func (f *fleet) look(ctx context.Context) (verdict, error) {
 				held[m.id][n] = true
 			}
 		}
-		answer, err := f.stage.Client.Score(ctx, &pb.ScoreRequest{Request: &pb.Request{
-			Model: model, Prompt: &pb.Request_TokenBytes{TokenBytes: q.bytes},
+		answer, err := f.stage.Client.Score(ctx, &api.ScoreRequest{Request: &api.Request{
+			Model: model, Prompt: api.TokenIDs(q.tokens), MaxCandidates: uint32(len(f.members)),
 		}}, grpc.WaitForReady(true))
 		if status.Code(err) == codes.Unavailable { // nobody to choose from, so nothing is believed
 			v.rest += len(f.members)
@@ -63,21 +63,21 @@ func (f *fleet) look(ctx context.Context) (verdict, error) {
 			if m == nil {
 				return v, fmt.Errorf("unknown member %q", c.GetMember().GetId())
 			}
-			said := int(c.GetCached().GetGpu() + c.GetCached().GetHost() + c.GetCached().GetDisk())
+			said := int(c.GetCachedTokens().GetGpu() + c.GetCachedTokens().GetHost() + c.GetCachedTokens().GetDisk())
 			there := m.engine.Load().Hit(0, q.tokens, "", "")
-			trust := c.GetPicture().GetTrust()
+			trust := c.GetCacheState().GetTrust()
 			if said > there {
 				v.believed++
 				v.say("%s prompt %d: %d cached tokens believed, %d held, %s", m.name, i, said, there, nameOf(trust))
 			}
-			if trust == pb.Trust_TRUST_EXACT && said != there {
+			if trust == api.Trust_TRUST_EXACT && said != there {
 				v.exact++
 				wrong[m.id] = true
 				v.say("%s prompt %d: %d cached tokens EXACT, %d held", m.name, i, said, there)
 			}
 		}
 	}
-	state, err := f.stage.Client.Fleet(ctx, &pb.FleetRequest{}, grpc.WaitForReady(true))
+	state, err := f.stage.Operator.ListMembers(ctx, &api.ListMembersRequest{}, grpc.WaitForReady(true))
 	if err != nil {
 		return v, err
 	}
@@ -88,22 +88,22 @@ func (f *fleet) look(ctx context.Context) (verdict, error) {
 			return v, fmt.Errorf("unknown member %q", s.GetMember().GetId())
 		}
 		seen++
-		trust, blocks := s.GetPicture().GetTrust(), len(held[m.id])
+		trust, blocks := s.GetCacheState().GetTrust(), len(held[m.id])
 		switch {
-		case !s.GetChosen():
+		case s.GetIneligible() != 0:
 			v.rest++
 			v.say("%s is not chosen", m.name)
-		case trust == pb.Trust_TRUST_EXACT && int(s.GetHeldGpu()) != blocks:
+		case trust == api.Trust_TRUST_EXACT && int(s.GetHeldGpuBlocks()) != blocks:
 			if !wrong[m.id] {
 				v.exact++
 			}
-			v.say("%s: %d blocks EXACT, %d held", m.name, s.GetHeldGpu(), blocks)
-		case trust == pb.Trust_TRUST_APPROXIMATE && int(s.GetHeldGpu()) > blocks:
+			v.say("%s: %d blocks EXACT, %d held", m.name, s.GetHeldGpuBlocks(), blocks)
+		case trust == api.Trust_TRUST_APPROXIMATE && int(s.GetHeldGpuBlocks()) > blocks:
 			v.believed++
-			v.say("%s: %d blocks APPROXIMATE, %d held", m.name, s.GetHeldGpu(), blocks)
-		case trust != pb.Trust_TRUST_EXACT && trust != pb.Trust_TRUST_APPROXIMATE:
+			v.say("%s: %d blocks APPROXIMATE, %d held", m.name, s.GetHeldGpuBlocks(), blocks)
+		case trust != api.Trust_TRUST_EXACT && trust != api.Trust_TRUST_APPROXIMATE:
 			v.rest++
-			v.say("%s is %s: %s", m.name, nameOf(trust), s.GetPicture().GetReason())
+			v.say("%s is %s: %s", m.name, nameOf(trust), s.GetCacheState().GetExplanation())
 		}
 	}
 	if seen < len(f.members) {
@@ -122,7 +122,7 @@ func (f *fleet) named(id string) *member {
 	return nil
 }
 
-func nameOf(t pb.Trust) string { return strings.TrimPrefix(t.String(), "TRUST_") }
+func nameOf(t api.Trust) string { return strings.TrimPrefix(t.String(), "TRUST_") }
 
 // untilTrue waits for the whole fleet, without load.
 func (f *fleet) untilTrue(patience time.Duration) error {

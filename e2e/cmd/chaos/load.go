@@ -12,7 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 const (
@@ -122,28 +122,28 @@ func (l *load) one(ctx context.Context, r *rand.Rand) {
 	address := l.f.members[r.IntN(len(l.f.members))].engine.Load().Addr()
 	ask := l.f.stage.Client
 	decision := ""
-	picked, err := ask.Pick(ctx, &pb.PickRequest{Request: &pb.Request{
-		Model: model, Prompt: &pb.Request_TokenBytes{TokenBytes: q.bytes}, Top: 1,
+	picked, err := ask.Pick(ctx, &api.PickRequest{Request: &api.Request{
+		Model: model, Prompt: api.TokenIDs(q.tokens), MaxCandidates: 1,
 	}})
 	if err == nil && len(picked.GetRanking().GetCandidates()) > 0 {
-		decision = picked.GetDecision()
+		decision = picked.GetDecisionId()
 		address = picked.GetRanking().GetCandidates()[0].GetMember().GetAddress()
 	} else {
 		l.blind.Add(1)
 	}
-	outcome := pb.Outcome_OUTCOME_FAILED
+	outcome := api.Outcome_OUTCOME_FAILED
 	if l.f.serving(address) {
 		if status, err := l.f.post(ctx, "http://"+address+"/v1/completions", q.body); err == nil && status == http.StatusOK {
-			outcome = pb.Outcome_OUTCOME_FINISHED
+			outcome = api.Outcome_OUTCOME_FINISHED
 		}
 	}
-	if outcome == pb.Outcome_OUTCOME_FINISHED {
+	if outcome == api.Outcome_OUTCOME_FINISHED {
 		l.served.Add(1)
 	} else {
 		l.failed.Add(1)
 	}
 	if decision != "" {
-		_, _ = ask.Report(ctx, &pb.ReportRequest{Decision: decision, Outcome: outcome})
+		_, _ = ask.Report(ctx, &api.ReportRequest{Reports: []*api.Report{{DecisionId: decision, Outcome: outcome}}})
 	}
 }
 

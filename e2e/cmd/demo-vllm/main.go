@@ -22,7 +22,7 @@ import (
 
 	"github.com/kvscout/kvscout/e2e/realvllm"
 	"github.com/kvscout/kvscout/e2e/stage"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 const (
@@ -155,10 +155,10 @@ type served struct {
 	took      time.Duration
 }
 
-func pick(ctx context.Context, client pb.SchedulerClient, fleet map[string]*realvllm.Engine, names map[string]string, prompt []uint32) (served, error) {
-	answer, err := client.Pick(ctx, &pb.PickRequest{Request: &pb.Request{
+func pick(ctx context.Context, client api.SchedulerClient, fleet map[string]*realvllm.Engine, names map[string]string, prompt []uint32) (served, error) {
+	answer, err := client.Pick(ctx, &api.PickRequest{Request: &api.Request{
 		Model:                realvllm.Model,
-		Prompt:               &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: prompt}},
+		Prompt:               api.TokenIDs(prompt),
 		ExpectedOutputTokens: answerTokens,
 	}})
 	if err != nil {
@@ -170,19 +170,19 @@ func pick(ctx context.Context, client pb.SchedulerClient, fleet map[string]*real
 		return served{}, fmt.Errorf("picked %s, which is no engine of ours", best.GetMember())
 	}
 	usage, err := e.Complete(ctx, realvllm.Request{Tokens: prompt, MaxTokens: answerTokens})
-	report := &pb.ReportRequest{Decision: answer.GetDecision(), Outcome: pb.Outcome_OUTCOME_FINISHED}
+	report := &api.Report{DecisionId: answer.GetDecisionId(), Outcome: api.Outcome_OUTCOME_FINISHED}
 	if err != nil {
-		report.Outcome = pb.Outcome_OUTCOME_FAILED
+		report.Outcome = api.Outcome_OUTCOME_FAILED
 	} else {
-		promptTokens, cachedTokens := uint64(usage.PromptTokens), uint64(usage.CachedTokens)
+		promptTokens, cachedTokens := uint32(usage.PromptTokens), uint32(usage.CachedTokens)
 		report.PromptTokens, report.CachedTokens = &promptTokens, &cachedTokens
 	}
-	if _, reportErr := client.Report(ctx, report); err == nil {
+	if _, reportErr := client.Report(ctx, &api.ReportRequest{Reports: []*api.Report{report}}); err == nil {
 		err = reportErr
 	}
 	return served{
-		name: names[e.Address()], predicted: int(best.GetCached().GetGpu()),
-		reason: answer.GetRanking().GetReason(), usage: usage,
+		name: names[e.Address()], predicted: int(best.GetCachedTokens().GetGpu()),
+		reason: answer.GetRanking().GetExplanation(), usage: usage,
 	}, err
 }
 

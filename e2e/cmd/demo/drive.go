@@ -2,13 +2,12 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"sync"
 	"time"
 
 	"github.com/kvscout/kvscout/e2e/trace"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // driver sends the requests of a trace to one fleet, each at its time, whether
@@ -16,7 +15,7 @@ import (
 type driver struct {
 	fleet  *fleet
 	client *client
-	ask    pb.SchedulerClient
+	ask    api.SchedulerClient
 	tally  tally
 	picks  stopwatch
 }
@@ -67,17 +66,17 @@ func (d *driver) serve(ctx context.Context, n int, q trace.Request, due time.Tim
 	r, err := d.client.complete(ctx, place.address, d.fleet.name, prompt, q.Output, func(now time.Time) {
 		started = true
 		d.tally.first(now.Sub(due) - place.aside)
-		d.report(ctx, place, &pb.ReportRequest{Outcome: pb.Outcome_OUTCOME_FIRST_TOKEN})
+		d.report(ctx, place, &api.Report{Outcome: api.Outcome_OUTCOME_FIRST_TOKEN})
 	})
 	if err != nil {
-		d.report(context.WithoutCancel(ctx), place, &pb.ReportRequest{Outcome: pb.Outcome_OUTCOME_CANCELLED})
+		d.report(context.WithoutCancel(ctx), place, &api.Report{Outcome: api.Outcome_OUTCOME_CANCELLED})
 		d.end(ctx, err, due, started)
 		return
 	}
 	d.tally.finish(r, place.predicted)
-	tokens, cached, output := uint64(r.prompt), uint64(r.cached), uint64(r.output)
-	d.report(ctx, place, &pb.ReportRequest{
-		Outcome: pb.Outcome_OUTCOME_FINISHED, PromptTokens: &tokens, CachedTokens: &cached, OutputTokens: &output,
+	tokens, cached, output := uint32(r.prompt), uint32(r.cached), uint32(r.output)
+	d.report(ctx, place, &api.Report{
+		Outcome: api.Outcome_OUTCOME_FINISHED, PromptTokens: &tokens, CachedTokens: &cached, OutputTokens: &output,
 	})
 }
 
@@ -92,14 +91,10 @@ func (d *driver) end(ctx context.Context, err error, due time.Time, started bool
 // place asks the scheduler; a fleet that is served in turn asks it only what
 // the engine whose turn it is has cached.
 func (d *driver) place(ctx context.Context, n int, prompt []uint32) (placement, error) {
-	b := make([]byte, 0, 4*len(prompt))
-	for _, t := range prompt {
-		b = binary.LittleEndian.AppendUint32(b, t)
-	}
-	req := &pb.Request{Model: d.fleet.name, Prompt: &pb.Request_TokenBytes{TokenBytes: b}, Top: 1}
+	req := &api.Request{Model: d.fleet.name, Prompt: api.TokenIDs(prompt), MaxCandidates: 1}
 	begin := time.Now()
 	if !d.fleet.inTurn {
-		resp, err := d.ask.Pick(ctx, &pb.PickRequest{Request: req})
+		resp, err := d.ask.Pick(ctx, &api.PickRequest{Request: req})
 		if err != nil {
 			return placement{}, fmt.Errorf("pick: %w", err)
 		}
@@ -108,11 +103,11 @@ func (d *driver) place(ctx context.Context, n int, prompt []uint32) (placement, 
 		if len(list) == 0 {
 			return placement{}, fmt.Errorf("pick: nobody to choose from")
 		}
-		return placement{address: list[0].GetMember().GetAddress(), predicted: cachedTokens(list[0]), decision: resp.GetDecision()}, nil
+		return placement{address: list[0].GetMember().GetAddress(), predicted: cachedTokens(list[0]), decision: resp.GetDecisionId()}, nil
 	}
 	address := d.fleet.engines[n%len(d.fleet.engines)].Addr()
-	req.Candidates = []*pb.MemberRef{{Ref: &pb.MemberRef_Address{Address: address}}}
-	resp, err := d.ask.Score(ctx, &pb.ScoreRequest{Request: req})
+	req.Candidates = []*api.MemberRef{{Ref: &api.MemberRef_Address{Address: address}}}
+	resp, err := d.ask.Score(ctx, &api.ScoreRequest{Request: req})
 	if err != nil {
 		return placement{}, fmt.Errorf("score: %w", err)
 	}
@@ -123,18 +118,18 @@ func (d *driver) place(ctx context.Context, n int, prompt []uint32) (placement, 
 	return p, nil
 }
 
-func cachedTokens(c *pb.Candidate) int {
-	t := c.GetCached()
+func cachedTokens(c *api.Candidate) int {
+	t := c.GetCachedTokens()
 	return int(t.GetGpu() + t.GetHost() + t.GetDisk() + t.GetPredicted())
 }
 
 // report is optional, so what goes wrong with it is not the request's fault.
-func (d *driver) report(ctx context.Context, p placement, r *pb.ReportRequest) {
+func (d *driver) report(ctx context.Context, p placement, r *api.Report) {
 	if p.decision == "" {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	r.Decision = p.decision
-	_, _ = d.ask.Report(ctx, r)
+	r.DecisionId = p.decision
+	_, _ = d.ask.Report(ctx, &api.ReportRequest{Reports: []*api.Report{r}})
 }

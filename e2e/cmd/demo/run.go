@@ -13,7 +13,7 @@ import (
 
 	"github.com/kvscout/kvscout/e2e/stage"
 	"github.com/kvscout/kvscout/e2e/trace"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // readyTime bounds the wait for all agents to be exact.
@@ -55,7 +55,7 @@ func run(ctx context.Context, o options, out *os.File) (err error) {
 	}
 	done := make(chan struct{})
 	go func() { group.Wait(); close(done) }()
-	show(out, o, ask, drivers, began, done)
+	show(out, o, s.Operator, drivers, began, done)
 	<-done
 	took := time.Since(began)
 	for _, d := range drivers {
@@ -112,7 +112,7 @@ func intro(out *os.File, o options, list []trace.Request, took time.Duration) {
 }
 
 // show draws the run until it is done.
-func show(out *os.File, o options, ask pb.SchedulerClient, drivers []*driver, start time.Time, done <-chan struct{}) {
+func show(out *os.File, o options, admin api.AdminClient, drivers []*driver, start time.Time, done <-chan struct{}) {
 	every := 5 * time.Second
 	view := newScreen(out)
 	if view != nil {
@@ -129,9 +129,9 @@ func show(out *os.File, o options, ask pb.SchedulerClient, drivers []*driver, st
 		case <-ticks.C:
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), every)
-		if resp, err := ask.Fleet(ctx, &pb.FleetRequest{}); err == nil {
+		if resp, err := admin.ListMembers(ctx, &api.ListMembersRequest{}); err == nil {
 			for _, m := range resp.GetMembers() {
-				trust[m.GetMember().GetAddress()] = trustName(m.GetPicture().GetTrust())
+				trust[m.GetMember().GetAddress()] = trustName(m.GetCacheState().GetTrust())
 			}
 		}
 		cancel()
@@ -207,7 +207,7 @@ func conclude(out *os.File, o options, drivers []*driver, took, cpu time.Duratio
 	return nil
 }
 
-func trustName(t pb.Trust) string {
+func trustName(t api.Trust) string {
 	const prefix = len("TRUST_")
 	if name := t.String(); len(name) > prefix {
 		return name[prefix:]

@@ -7,7 +7,7 @@ import (
 
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/stage"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler"
 )
 
@@ -47,7 +47,7 @@ func start(ctx context.Context, s *stage.Stage, o options) ([]*fleet, error) {
 	}
 	for _, f := range fleets {
 		for _, id := range f.members {
-			if err := s.Until(ctx, readyTime, id, "be exact", func(m *pb.MemberState) bool { return stage.Exact(m) && m.GetChosen() }); err != nil {
+			if err := s.Until(ctx, readyTime, id, "be exact", func(m *api.MemberState) bool { return stage.Exact(m) && m.GetIneligible() == 0 }); err != nil {
 				return nil, err
 			}
 		}

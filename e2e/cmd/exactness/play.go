@@ -8,7 +8,7 @@ import (
 
 	"github.com/kvscout/kvscout/e2e/recording"
 	"github.com/kvscout/kvscout/e2e/stage"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // patience bounds every wait for the picture to catch up.
@@ -93,7 +93,7 @@ func (p *player) act(ctx context.Context, action string) error {
 		if err != nil {
 			return err
 		}
-		p.lives[rank] = member.GetPicture().GetEpoch()
+		p.lives[rank] = member.GetCacheState().GetEpoch()
 	}
 	if p.engine.act(action) {
 		p.restarted = true
@@ -101,7 +101,7 @@ func (p *player) act(ctx context.Context, action string) error {
 		return nil
 	}
 	want := p.engine.adapters()
-	return p.stage.Until(ctx, patience, p.members[0], "see the adapters change", func(m *pb.MemberState) bool {
+	return p.stage.Until(ctx, patience, p.members[0], "see the adapters change", func(m *api.MemberState) bool {
 		if len(m.GetAdapters()) != len(want) {
 			return false
 		}
@@ -121,11 +121,11 @@ func (p *player) settle(ctx context.Context) error {
 			continue
 		}
 		what := fmt.Sprintf("stand on batch %d", p.sent[rank]-1)
-		err := p.stage.Until(ctx, patience, id, what, func(m *pb.MemberState) bool {
-			picture := m.GetPicture()
+		err := p.stage.Until(ctx, patience, id, what, func(m *api.MemberState) bool {
+			picture := m.GetCacheState()
 			known := picture.GetEngineBatches() == p.sent[rank]
-			settled := picture.GetTrust() == pb.Trust_TRUST_EXACT || picture.GetTrust() == pb.Trust_TRUST_APPROXIMATE ||
-				picture.GetTrust() == pb.Trust_TRUST_UNKNOWN
+			settled := picture.GetTrust() == api.Trust_TRUST_EXACT || picture.GetTrust() == api.Trust_TRUST_APPROXIMATE ||
+				picture.GetTrust() == api.Trust_TRUST_UNKNOWN
 			return known && settled && (!p.restarted || picture.GetEpoch() != p.lives[rank])
 		})
 		if err != nil {
@@ -137,19 +137,20 @@ func (p *player) settle(ctx context.Context) error {
 
 func (p *player) ask(ctx context.Context, q recording.Question, t *tally) error {
 	send := p.rec.Steps[q.Step].Send
-	request := &pb.Request{
+	request := &api.Request{
 		Model:            p.rec.Meta.ServedName,
-		CacheSalt:        send.Salt,
 		SkipsPrefixCache: send.SkipsCache,
-		Prompt:           &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: send.Tokens}},
+		Prompt:           api.TokenIDs(send.Tokens),
 	}
+	request.Prompt.GetTokens().CacheSalt = send.Salt
+	request.MaxCandidates = uint32(len(p.members))
 	if send.Adapter != "" {
 		request.Model = send.Adapter
 	}
 	if q.Rank >= 0 {
-		request.Candidates = []*pb.MemberRef{{Ref: &pb.MemberRef_Member{Member: p.members[q.Rank]}}}
+		request.Candidates = []*api.MemberRef{{Ref: &api.MemberRef_MemberId{MemberId: p.members[q.Rank]}}}
 	}
-	answer, err := p.stage.Client.Score(ctx, &pb.ScoreRequest{Request: request})
+	answer, err := p.stage.Client.Score(ctx, &api.ScoreRequest{Request: request})
 	if err != nil {
 		return err
 	}
@@ -177,14 +178,14 @@ func (p *player) ask(ctx context.Context, q recording.Question, t *tally) error 
 	}
 	if p.verbose && predicted != actual {
 		fmt.Printf("  t=%.3f request %d (%d tokens, salt %q, model %q): predicted %d, engine %d; %s\n",
-			p.rec.Steps[q.Step].At, send.Number, len(send.Tokens), send.Salt, send.Adapter, predicted, actual, candidates[0].GetPicture())
+			p.rec.Steps[q.Step].At, send.Number, len(send.Tokens), send.Salt, send.Adapter, predicted, actual, candidates[0].GetCacheState())
 	}
 	return nil
 }
 
 // held is the prefix that events promise, over all tiers.
-func held(c *pb.Candidate) int {
-	cached := c.GetCached()
+func held(c *api.Candidate) int {
+	cached := c.GetCachedTokens()
 	return int(cached.GetGpu() + cached.GetHost() + cached.GetDisk())
 }
 

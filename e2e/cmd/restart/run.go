@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/kvscout/kvscout/e2e/stage"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler"
 )
 
@@ -91,13 +91,13 @@ func start(ctx context.Context, o options, url string) (r result, err error) {
 			continue
 		}
 		look = time.Now()
-		fleet, err := s.Client.Fleet(ctx, &pb.FleetRequest{}, grpc.WaitForReady(true))
+		fleet, err := s.Operator.ListMembers(ctx, &api.ListMembersRequest{}, grpc.WaitForReady(true))
 		if err != nil {
 			return r, err
 		}
 		exact := 0
 		for _, m := range fleet.GetMembers() {
-			if m.GetPicture().GetTrust() == pb.Trust_TRUST_EXACT {
+			if m.GetCacheState().GetTrust() == api.Trust_TRUST_EXACT {
 				exact++
 			}
 		}

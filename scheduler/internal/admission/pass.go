@@ -242,7 +242,7 @@ func (q *Queue) try(w *Waiter, room *pick.Room, at time.Time) verdict {
 		return verdict{decision: d, workMS: d.Candidates[0].Cost.Load + d.Candidates[0].Cost.Prefill}
 	case errors.As(err, &full):
 		return verdict{full: full}
-	case errors.Is(err, pick.ErrModel) || errors.Is(err, pick.ErrAdapter):
+	case errors.Is(err, pick.ErrModel) || errors.Is(err, pick.ErrGone) || errors.Is(err, pick.ErrAdapter) || errors.Is(err, pick.ErrExcluded):
 		// It was served when the request came, and may be again.
 		err = fmt.Errorf("%w: the last member that served it left while the request waited: %s", pick.ErrNoCandidate, err.Error())
 	}

@@ -96,6 +96,7 @@ type Fleet struct {
 	newest   time.Time  // last sign of life of the wire
 	resumed  time.Time  // when there was one again after a time without
 	others   int        // schedulers besides this one
+	departed departed
 	open     decisions
 	unheard  int // reservations that ran out since the last report
 	sessions sessions
@@ -150,6 +151,7 @@ func New(cfg Config) *Fleet {
 	f := &Fleet{
 		cfg:      cfg,
 		names:    make(map[string]*slot),
+		departed: make(departed),
 		open:     newDecisions(cfg.Seed),
 		unheard:  silence,
 		sessions: newSessions(cfg.MaxSessions),
@@ -263,6 +265,7 @@ func (f *Fleet) Leave(id ID) {
 	f.publishBreakerLocked(s)
 	f.sessions.dropMember(id)
 	f.removeLocked(s)
+	f.departed.add(s.member.Info, f.newest)
 	f.slots[id] = nil
 	f.free = append(f.free, id)
 	delete(f.names, s.member.Info.Name)

@@ -83,8 +83,8 @@ func TestTrustCreditAndFallbackAreOne(t *testing.T) {
 						t.Errorf("%v, %s: of no picture %+v counts", s, name, c.Cached)
 					}
 				}
-				if best := &d.Candidates[0]; (d.Fallback == "") != (best.Trust == fleet.Exact) {
-					t.Errorf("%v, %s: the first is %v, fallback %q", s, name, best.Trust, d.Fallback)
+				if best := &d.Candidates[0]; (d.Fallback() == "") != (best.Trust == fleet.Exact) {
+					t.Errorf("%v, %s: the first is %v, fallback %q", s, name, best.Trust, d.Fallback())
 				}
 			}
 		}

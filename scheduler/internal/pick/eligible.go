@@ -91,7 +91,7 @@ func (e *eligible) filter(r *Request, view *fleet.View, now time.Time) error {
 	if tooLong {
 		length = r.Prompt.length()
 	}
-	var served, asleep, excluded, short, longest int
+	var served, asleep, unlisted, excluded, short, longest int
 	for _, s := range services {
 		seat := &view.Seats[s.Position]
 		m := seat.Member
@@ -104,8 +104,11 @@ func (e *eligible) filter(r *Request, view *fleet.View, now time.Time) error {
 		}
 		served++
 		if lists && !e.admits(r, m.Info) {
-			if e.not.name(m.Info) {
+			switch {
+			case e.not.name(m.Info):
 				excluded++
+			case len(r.Candidates) > 0 && !e.only.name(m.Info):
+				unlisted++
 			}
 			continue
 		}
@@ -146,8 +149,12 @@ func (e *eligible) filter(r *Request, view *fleet.View, now time.Time) error {
 	case len(e.list) == 0 && short > 0 && short+asleep+excluded == served:
 		return fmt.Errorf("the prompt has %d tokens, model %q takes %d at most: %w", length, r.Model, longest, ErrPrompt)
 	case len(e.list) == 0:
-		return fmt.Errorf("model %q: %d members, of which %d excluded by the request, %d asleep, %d with a shorter context than the prompt, %d not among the request's candidates or roles: %w",
-			r.Model, served, excluded, asleep, short, served-excluded-asleep-short, ErrNoCandidate)
+		why := ErrNoCandidate
+		if excluded+unlisted == served {
+			why = ErrExcluded
+		}
+		return fmt.Errorf("model %q: %d members, of which %d excluded by the request, %d not among its candidates, %d asleep, %d with a shorter context than the prompt, %d of another role: %w",
+			r.Model, served, excluded, unlisted, asleep, short, served-excluded-unlisted-asleep-short, why)
 	}
 	return nil
 }

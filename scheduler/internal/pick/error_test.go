@@ -25,8 +25,8 @@ func TestErrorsSayWhatThereIs(t *testing.T) {
 		want []string
 	}{
 		"model":     {Request{Model: "nope"}, ErrModel, []string{`model "nope": unknown model; served are "alias", "base", "lora"`}},
-		"excluded":  {Request{Model: "base", Exclude: all}, ErrNoCandidate, []string{"3 members, of which 3 excluded by the request, 0 asleep"}},
-		"both":      {Request{Model: "base", Exclude: all[:1], Candidates: all[:1]}, ErrNoCandidate, []string{"1 excluded", "2 not among the request's candidates"}},
+		"excluded":  {Request{Model: "base", Exclude: all}, ErrExcluded, []string{"3 members, of which 3 excluded by the request, 0 not among its candidates, 0 asleep"}},
+		"both":      {Request{Model: "base", Exclude: all[:1], Candidates: all[:1]}, ErrExcluded, []string{"1 excluded", "2 not among its candidates"}},
 		"too long":  {Request{Model: "base", Prompt: tokens(201)}, ErrPrompt, []string{"201 tokens", `model "base" takes 200 at most`}},
 		"all short": {Request{Model: "base", Prompt: tokens(150), Exclude: all[1:]}, ErrPrompt, []string{"150 tokens", "takes 100 at most"}},
 	} {

@@ -44,7 +44,7 @@ func TestWhoMayServe(t *testing.T) {
 		{"without a pod", Request{Model: "base", Exclude: []Ref{{Pod: "a"}}}, "b0", nil},
 		{"without an address", Request{Model: "base", Exclude: []Ref{{Address: "10.0.0.1:8000"}}}, "a1 b0", nil},
 		{"empty reference", Request{Model: "base", Exclude: []Ref{{}}}, "a0 a1 b0", nil},
-		{"nobody left", Request{Model: "base", Exclude: []Ref{{Pod: "a"}, {Pod: "b"}}}, "", ErrNoCandidate},
+		{"nobody left", Request{Model: "base", Exclude: []Ref{{Pod: "a"}, {Pod: "b"}}}, "", ErrExcluded},
 	} {
 		d, err := b.Pick(&c.r, t0)
 		if !errors.Is(err, c.err) || (err == nil) != (c.err == nil) {
@@ -134,8 +134,8 @@ func TestSilentAndSleepingAreNotChosen(t *testing.T) {
 		t.Errorf("m1 sleeps: %s", first(d))
 	}
 	d := b.pickAt(Request{Prompt: tokens(le)}, now.Add(time.Hour))
-	if first(d) != "m0" || !d.Stale || !strings.Contains(d.Fallback, "last known") {
-		t.Errorf("nobody is heard: %s, stale %v, %q", first(d), d.Stale, d.Fallback)
+	if first(d) != "m0" || !d.Stale || !strings.Contains(d.Fallback(), "last known") {
+		t.Errorf("nobody is heard: %s, stale %v, %q", first(d), d.Stale, d.Fallback())
 	}
 }
 
@@ -159,13 +159,13 @@ func TestWhoFailsIsLeftOutWhileAnotherIsThere(t *testing.T) {
 		t.Fatalf("%s before any failure", got)
 	}
 	b.fail(bad, t0)
-	if d := b.pick(r); first(d) != "good" || d.Fallback != "" || len(d.Candidates) != 1 {
-		t.Fatalf("%s, fallback %q", first(d), d.Fallback)
+	if d := b.pick(r); first(d) != "good" || d.Fallback() != "" || len(d.Candidates) != 1 {
+		t.Fatalf("%s, fallback %q", first(d), d.Fallback())
 	}
 	b.fail(good, t0)
 	d := b.pick(r)
-	if first(d) != "bad" || len(d.Candidates) != 2 || !strings.Contains(d.Fallback, "failed lately") {
-		t.Errorf("all fail: %s of %d, fallback %q", first(d), len(d.Candidates), d.Fallback)
+	if first(d) != "bad" || len(d.Candidates) != 2 || !strings.Contains(d.Fallback(), "failed lately") {
+		t.Errorf("all fail: %s of %d, fallback %q", first(d), len(d.Candidates), d.Fallback())
 	}
 	r.Exclude = []Ref{{Member: "bad"}}
 	if d := b.pick(r); first(d) != "good" {

@@ -37,7 +37,7 @@ func twins(t testing.TB, p Policies) [2]*bed {
 // told is all that an answer says but the number of the decision, which is
 // secret, and where things lie in memory.
 func told(d *Decision) string {
-	s := fmt.Sprintf("%s %v %s %q %d %d %d %v %s %v %v %d", d.Reason, d.Why, d.Policy, d.Fallback, d.Number, d.PromptTokens,
+	s := fmt.Sprintf("%s %v %s %q %d %d %d %v %s %v %v %d", d.Reason, d.Why, d.Policy, d.Fallback(), d.Number, d.PromptTokens,
 		d.EnginePriority, d.ExpectedOutput, d.Shadow.Policy, d.Shadow.FirstTokenMS, d.Shadow.TotalMS, d.Shadow.CachedTokens)
 	for i := range d.Candidates {
 		c := &d.Candidates[i]

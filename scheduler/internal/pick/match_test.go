@@ -146,8 +146,8 @@ func TestTrustDecidesWhatCounts(t *testing.T) {
 		if got := d.Candidates[0].Cached.Known(); got != want {
 			t.Errorf("%v: %d tokens, want %d", trust, got, want)
 		}
-		if (d.Fallback == "") != (trust == fleet.Exact) {
-			t.Errorf("%v: fallback %q", trust, d.Fallback)
+		if (d.Fallback() == "") != (trust == fleet.Exact) {
+			t.Errorf("%v: fallback %q", trust, d.Fallback())
 		}
 	}
 }
@@ -201,7 +201,7 @@ func TestBlockSizesMix(t *testing.T) {
 	}
 	keys, _ := blockkey.AppendBytes(nil, blockkey.Scope{Model: "model", BlockSize: 16}.Root(), le, 16, nil)
 	d := b.pick(Request{Prompt: Prompt{Keys: keys, BlockSize: 16, Length: 200}})
-	if got, want := cachedBy(d), (map[string]int{"m16": 80, "m32": 0, "new": 0}); !cmp.Equal(got, want) || !strings.Contains(d.Fallback, "1 of 3") {
-		t.Errorf("%v, want %v; fallback %q", got, want, d.Fallback)
+	if got, want := cachedBy(d), (map[string]int{"m16": 80, "m32": 0, "new": 0}); !cmp.Equal(got, want) || !strings.Contains(d.Fallback(), "1 of 3") {
+		t.Errorf("%v, want %v; fallback %q", got, want, d.Fallback())
 	}
 }

@@ -18,11 +18,12 @@
 //
 // Only a mistake of the caller is an error, or that nobody is left who could
 // serve the request. What is missing otherwise (tokens, a picture, load, a
-// speed) makes the answer poorer, and Decision.Fallback says so.
+// speed) makes the answer poorer, and Decision.Fallbacks say so.
 package pick
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"strconv"
 	"sync"
@@ -193,6 +194,9 @@ func (p *Picker) try(r *Request, pol policy.Policy, shadow *policy.Policy, expla
 	// Who may serve the request, what of its prompt they can have cached, and
 	// what they have.
 	if err := m.eligible.filter(r, p.fleet.View(), now); err != nil {
+		if errors.Is(err, ErrModel) && p.fleet.Departed(r.Model, now) {
+			err = fmt.Errorf("model %q: %w", r.Model, ErrGone)
+		}
 		return nil, nil, err
 	}
 	if err := m.keys.cut(r, m.eligible.list); err != nil {

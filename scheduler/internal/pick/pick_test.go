@@ -93,6 +93,9 @@ func (b *bed) pickAt(r Request, now time.Time) *Decision {
 	if r.Model == "" {
 		r.Model = "model"
 	}
+	if r.Top == 0 {
+		r.Top = -1
+	}
 	d, err := b.Pick(&r, now)
 	if err != nil {
 		b.Fatal(err)

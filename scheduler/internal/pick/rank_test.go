@@ -36,8 +36,8 @@ func TestWithoutTokensLoadDecides(t *testing.T) {
 	b.load(b.join("busy"), 9, 3, t0)
 	b.load(b.join("idle"), 1, 0, t0)
 	d := b.pick(Request{Prompt: Prompt{Fallback: "no engine renders chats"}})
-	if first(d) != "idle" || d.Fallback != "no engine renders chats: load only" {
-		t.Errorf("%s, %q", first(d), d.Fallback)
+	if first(d) != "idle" || d.Fallback() != "no engine renders chats: load only" {
+		t.Errorf("%s, %q", first(d), d.Fallback())
 	}
 }
 

@@ -22,9 +22,9 @@ type Decision struct {
 	Why    Why
 	// Policy that was applied.
 	Policy string
-	// Fallback names what was missing when the answer does not stand on exact
-	// prefixes; empty otherwise.
-	Fallback string
+	// Fallbacks are what was missing where the answer does not stand on exact
+	// prefixes; none otherwise.
+	Fallbacks []Fallback
 	// Model as the request named it, and how many Candidates there were in all.
 	Model  string
 	Number int
@@ -78,15 +78,16 @@ type Cached struct{ GPU, Host, Disk, Predicted int }
 func (c Cached) Known() int { return c.GPU + c.Host + c.Disk }
 
 func (m *making) receipt(r *Request, pol policy.Policy, now time.Time) *Decision {
-	order := m.sorted(r.Top)
-	if r.Top > 0 && r.Top < len(order) {
-		order = order[:r.Top]
+	top := r.top()
+	order := m.sorted(top)
+	if top > 0 && top < len(order) {
+		order = order[:top]
 	}
 	length := r.Prompt.length()
 	d := &Decision{
 		Candidates:     make([]Candidate, len(order)),
 		Policy:         pol.Name,
-		Fallback:       m.fallback(r, pol, now),
+		Fallbacks:      m.fallbacks(r, pol, now),
 		Model:          r.Model,
 		Number:         len(m.eligible.list),
 		PromptTokens:   length,
@@ -121,10 +122,49 @@ func (m *making) receipt(r *Request, pol policy.Policy, now time.Time) *Decision
 	return d
 }
 
-// fallback names what the answer lacks.
-func (m *making) fallback(r *Request, pol policy.Policy, now time.Time) string {
+// Fallback is one thing that an answer lacks, in a word and in a sentence.
+type Fallback struct {
+	Kind FallbackKind
+	Text string
+}
+
+// FallbackKind names what an answer lacks.
+type FallbackKind uint8
+
+const (
+	// NoTokens: there was no prompt, or nobody turned it into tokens.
+	NoTokens FallbackKind = iota + 1
+	// NoBlockSize: of no candidate the block size is known.
+	NoBlockSize
+	// OtherBlockSize: the keys do not fit some candidates.
+	OtherBlockSize
+	// NotExact: the state of the first candidate's cache is not.
+	NotExact
+	// Assumed: what was sent to the first candidate stands for that state.
+	Assumed
+	// NoState: of no candidate's cache anything is known.
+	NoState
+	// AllFailing: callers reported failures of every candidate.
+	AllFailing
+	// AllLost: every candidate is silent or out of its agent's reach.
+	AllLost
+	// NobodyHeard: this is the last that was known of anybody.
+	NobodyHeard
+)
+
+// Fallback is all that the answer lacks in one sentence; empty: nothing.
+func (d *Decision) Fallback() string {
+	texts := make([]string, len(d.Fallbacks))
+	for i, f := range d.Fallbacks {
+		texts[i] = f.Text
+	}
+	return strings.Join(texts, "; ")
+}
+
+// fallbacks names what the answer lacks.
+func (m *making) fallbacks(r *Request, pol policy.Policy, now time.Time) (lacks []Fallback) {
 	view := m.eligible.view
-	var lacks []string
+	lack := func(kind FallbackKind, text string) { lacks = append(lacks, Fallback{kind, text}) }
 	instead := ": load only"
 	if pol.Needs&policy.NeedsText != 0 {
 		instead = ": by the beginning of the prompt"
@@ -137,34 +177,34 @@ func (m *making) fallback(r *Request, pol policy.Policy, now time.Time) string {
 		if why == "" {
 			why = "no tokens in the request"
 		}
-		lacks = append(lacks, why+instead)
+		lack(NoTokens, why+instead)
 	case len(m.keys.scopes) == 0:
-		lacks = append(lacks, "block size of no candidate is known"+instead)
+		lack(NoBlockSize, "block size of no candidate is known"+instead)
 	case belief.Trust == fleet.Exact:
 	case best.has().assumed:
 		of := view.Believe(best.member, now).Trust
-		lacks = append(lacks, "picture of the first is "+of.String()+": what was sent there stands for it")
+		lack(Assumed, "picture of the first is "+of.String()+": what was sent there stands for it")
 	case m.eligible.blind(now):
-		lacks = append(lacks, "no picture of any candidate: load and earlier decisions only")
+		lack(NoState, "no picture of any candidate: load and earlier decisions only")
 	case best.has().last:
-		lacks = append(lacks, "picture of the first is "+belief.Trust.String()+": "+belief.Reason)
+		lack(NotExact, "picture of the first is "+belief.Trust.String()+": "+belief.Reason)
 	default:
-		lacks = append(lacks, "picture of the first is "+belief.Trust.String())
+		lack(NotExact, "picture of the first is "+belief.Trust.String())
 	}
 	if m.keys.misfits > 0 {
-		lacks = append(lacks, fmt.Sprintf("keys for blocks of %d tokens do not fit %d of %d candidates",
+		lack(OtherBlockSize, fmt.Sprintf("keys for blocks of %d tokens do not fit %d of %d candidates",
 			r.Prompt.BlockSize, m.keys.misfits, len(m.eligible.list)))
 	}
 	if m.eligible.doubt == failing {
-		lacks = append(lacks, "every candidate failed lately by report: the best of them")
+		lack(AllFailing, "every candidate failed lately by report: the best of them")
 	}
 	if m.eligible.doubt == lost {
-		lacks = append(lacks, "every candidate is silent or out of its agent's reach: the best of them")
+		lack(AllLost, "every candidate is silent or out of its agent's reach: the best of them")
 	}
 	if view.Stale(now) {
-		lacks = append(lacks, "no member is heard: last known state")
+		lack(NobodyHeard, "no member is heard: last known state")
 	}
-	return strings.Join(lacks, "; ")
+	return lacks
 }
 
 // Why names the kinds of reasons.

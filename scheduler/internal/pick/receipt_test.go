@@ -53,8 +53,8 @@ func TestGoldenDecisions(t *testing.T) {
 	var out strings.Builder
 	show := func(what string, d *Decision) {
 		fmt.Fprintf(&out, "%s\n  %s\n", what, d.Reason)
-		if d.Fallback != "" {
-			fmt.Fprintf(&out, "  fallback: %s\n", d.Fallback)
+		if d.Fallback() != "" {
+			fmt.Fprintf(&out, "  fallback: %s\n", d.Fallback())
 		}
 		for _, c := range d.Candidates {
 			fmt.Fprintf(&out, "  %-4s %-11s gpu %5d host %5d disk %5d under way %5d uncached %5d  total %8.2f = wait %7.2f load %6.2f prefill %7.2f miss %7.2f evict %6.2f decode %6.2f  running %d waiting %d\n",

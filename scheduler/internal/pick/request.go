@@ -14,6 +14,8 @@ import (
 var (
 	// ErrModel: no member serves the model.
 	ErrModel = errors.New("unknown model")
+	// ErrGone: no member serves the model since a moment ago.
+	ErrGone = errors.New("its last member left a moment ago")
 	// ErrAdapter: members serve the model, but none with the adapter.
 	ErrAdapter = errors.New("unknown adapter")
 	// ErrPolicy: there is no such policy.
@@ -23,8 +25,10 @@ var (
 	// ErrPrompt: tokens or keys that cannot be, or keys of a block size that
 	// no candidate has.
 	ErrPrompt = errors.New("invalid prompt")
-	// ErrNoCandidate: none of those that serve the model is left, by the
-	// caller's own lists or because they sleep or are not heard.
+	// ErrExcluded: the request's own lists leave none of those that serve the
+	// model.
+	ErrExcluded = errors.New("excluded by the request itself")
+	// ErrNoCandidate: none of those that serve the model is left otherwise.
 	ErrNoCandidate = errors.New("no candidate")
 	// ErrNoMembers: the fleet is empty.
 	ErrNoMembers = errors.New("no members")
@@ -59,7 +63,7 @@ type Request struct {
 	// Room, if set, makes Pick fail with a Full where the first candidate should
 	// not get the request yet.
 	Room *Room
-	// Top limits the ranked list; 0: all.
+	// Top limits the ranked list; 0: 3, negative: all.
 	Top int
 	// Reserve charges the request to the first of the list.
 	Reserve bool
@@ -138,6 +142,20 @@ type Report struct {
 	// TTFTMS is the time to the first token as the caller measured it; 0: not
 	// told.
 	TTFTMS float64
+}
+
+// usualTop is the length of a ranked list of which nothing was said.
+const usualTop = 3
+
+// top limits the ranked list; 0: all.
+func (r *Request) top() int {
+	switch {
+	case r.Top == 0:
+		return usualTop
+	case r.Top < 0:
+		return 0
+	}
+	return r.Top
 }
 
 func (r *Request) check() error {

@@ -46,8 +46,8 @@ func TestWithoutAPictureWhatWasSentStandsForIt(t *testing.T) {
 		if first(d) != home || c.Cached != (Cached{Predicted: 2000}) || c.Trust != fleet.Approximate {
 			t.Errorf("prompt %d: %s, want %s: %+v, %v", seed, first(d), home, c.Cached, c.Trust)
 		}
-		if !strings.Contains(d.Fallback, "UNKNOWN: what was sent there stands for it") {
-			t.Errorf("fallback %q", d.Fallback)
+		if !strings.Contains(d.Fallback(), "UNKNOWN: what was sent there stands for it") {
+			t.Errorf("fallback %q", d.Fallback())
 		}
 	}
 }
@@ -113,8 +113,8 @@ func TestOneApproximateMemberIsRankedAmongExactOnesAndMarked(t *testing.T) {
 	b.trust(blind, fleet.Exact)
 	now := t0.Add(time.Minute)
 	b.fleet.Heard(blind, *b.fleet.View().Member(blind).Info, nil, now)
-	if d := b.pickAt(Request{Prompt: tokens(le)}, now); first(d) != "exact" || d.Fallback != "" {
-		t.Errorf("%s, %q", first(d), d.Fallback)
+	if d := b.pickAt(Request{Prompt: tokens(le)}, now); first(d) != "exact" || d.Fallback() != "" {
+		t.Errorf("%s, %q", first(d), d.Fallback())
 	}
 	b.Tick(now)
 	if n := b.index.Count(index.Member(blind), index.LaneApproximate); n != 0 || b.sent.Tracks() {
@@ -195,8 +195,8 @@ func TestTheFallbackChain(t *testing.T) {
 			if want == "default" {
 				want = policy
 			}
-			if d.Policy != want || d.Fallback != c.fallback || len(d.Candidates) != 3 {
-				t.Errorf("%s, %s: by %s, %q", c.name, policy, d.Policy, d.Fallback)
+			if d.Policy != want || d.Fallback() != c.fallback || len(d.Candidates) != 3 {
+				t.Errorf("%s, %s: by %s, %q", c.name, policy, d.Policy, d.Fallback())
 			}
 		}
 		// Policies that never looked at prefixes stay.

@@ -51,6 +51,6 @@ func (p *Picker) Explain(r *Request, shadow string, now time.Time) (d, other *De
 		shadow = p.usual.Load().Shadow
 	}
 	ask := *r
-	ask.Reserve, ask.Top = false, 0
+	ask.Reserve, ask.Top = false, -1
 	return p.decide(&ask, shadow, true, now)
 }

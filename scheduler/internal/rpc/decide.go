@@ -8,31 +8,29 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvscout/kvscout/protocol/pb"
-	"github.com/kvscout/kvscout/scheduler/internal/fleet"
-	"github.com/kvscout/kvscout/scheduler/internal/intake"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
 )
 
 // Pick chooses and reserves.
-func (s *Service) Pick(ctx context.Context, req *pb.PickRequest) (*pb.PickResponse, error) {
+func (s *Service) Pick(ctx context.Context, req *api.PickRequest) (*api.PickResponse, error) {
 	d, ranking, err := s.decide(ctx, req.GetRequest(), true)
 	if err != nil {
 		return nil, err
 	}
-	return &pb.PickResponse{Decision: d.ID, Ranking: ranking}, nil
+	return &api.PickResponse{DecisionId: d.ID, Ranking: ranking}, nil
 }
 
 // Score ranks, and changes nothing.
-func (s *Service) Score(ctx context.Context, req *pb.ScoreRequest) (*pb.ScoreResponse, error) {
+func (s *Service) Score(ctx context.Context, req *api.ScoreRequest) (*api.ScoreResponse, error) {
 	_, ranking, err := s.decide(ctx, req.GetRequest(), false)
 	if err != nil {
 		return nil, err
 	}
-	return &pb.ScoreResponse{Ranking: ranking}, nil
+	return &api.ScoreResponse{Ranking: ranking}, nil
 }
 
-func (s *Service) decide(ctx context.Context, in *pb.Request, reserve bool) (*pick.Decision, *pb.Ranking, error) {
+func (s *Service) decide(ctx context.Context, in *api.Request, reserve bool) (*pick.Decision, *api.Ranking, error) {
 	start := time.Now()
 	req, prompt, err := s.request(ctx, in)
 	if err != nil {
@@ -65,7 +63,7 @@ func (s *Service) decide(ctx context.Context, in *pb.Request, reserve bool) (*pi
 	queued := now.Sub(came)
 	ranking.QueuedMs = float64(queued) / float64(time.Millisecond)
 	if prompt.Note != "" {
-		ranking.Reason += " (" + prompt.Note + ")"
+		ranking.Explanation += " (" + prompt.Note + ")"
 	}
 	told.Decision, told.Took, told.Queued = d, time.Since(start)-queued, queued
 	s.tell(ctx, told)
@@ -83,31 +81,31 @@ func (s *Service) tell(ctx context.Context, d Decided) {
 const callBytes = 16 << 10
 
 // heldBytes is what a call takes while it waits, apart from the prompt.
-func heldBytes(in *pb.Request) int64 { return callBytes + int64(proto.Size(in)) }
+func heldBytes(in *api.Request) int64 { return callBytes + int64(proto.Size(in)) }
 
 // Explain ranks by two policies, and changes nothing.
-func (s *Service) Explain(ctx context.Context, in *pb.ExplainRequest) (*pb.ExplainResponse, error) {
+func (s *Service) Explain(ctx context.Context, in *api.ExplainRequest) (*api.ExplainResponse, error) {
 	req, prompt, err := s.request(ctx, in.GetRequest())
 	if err != nil {
 		return nil, err
 	}
 	now := time.Now()
-	d, shadow, err := s.cfg.Picker.Explain(&req, in.GetShadow(), now)
+	d, shadow, err := s.cfg.Picker.Explain(&req, in.GetShadowPolicy(), now)
 	if err != nil {
 		return nil, s.unready(err)
 	}
-	resp := &pb.ExplainResponse{Ranking: s.rankingOf(d, now)}
+	resp := &api.ExplainResponse{Ranking: s.rankingOf(d, now)}
 	if prompt.Note != "" {
-		resp.Ranking.Reason += " (" + prompt.Note + ")"
+		resp.Ranking.Explanation += " (" + prompt.Note + ")"
 	}
 	if shadow == nil {
 		return resp, nil
 	}
-	resp.Shadow = s.rankingOf(shadow, now)
+	resp.ShadowRanking = s.rankingOf(shadow, now)
 	c := &d.Shadow
-	resp.Counterfactual = &pb.Counterfactual{
-		Policy: c.Policy, Member: &pb.Member{}, Same: c.Same,
-		FirstTokenMs: c.FirstTokenMS, TotalMs: c.TotalMS, CachedTokens: int64(c.CachedTokens),
+	resp.Counterfactual = &api.Counterfactual{
+		Policy: c.Policy, Member: &api.Member{}, Same: c.Same,
+		FirstTokenMs: c.FirstTokenMS, TotalMs: c.TotalMS, CachedTokens: int32(c.CachedTokens),
 	}
 	setMember(resp.Counterfactual.Member, c.Member)
 	return resp, nil
@@ -125,49 +123,57 @@ func (s *Service) unready(err error) error {
 // slot holds the messages of one candidate, so that a ranking costs two
 // allocations whatever its length.
 type slot struct {
-	candidate pb.Candidate
-	member    pb.Member
-	cached    pb.CachedTokens
-	cost      pb.Cost
-	picture   pb.Picture
+	candidate api.Candidate
+	member    api.Member
+	cached    api.CachedTokens
+	cost      api.Cost
+	state     api.CacheState
+	loadAge   float64
 }
 
-func (s *Service) rankingOf(d *pick.Decision, now time.Time) *pb.Ranking {
+func (s *Service) rankingOf(d *pick.Decision, now time.Time) *api.Ranking {
 	slots := make([]slot, len(d.Candidates))
-	list := make([]*pb.Candidate, len(d.Candidates))
+	list := make([]*api.Candidate, len(d.Candidates))
 	for i := range d.Candidates {
 		c, to := &d.Candidates[i], &slots[i]
 		list[i] = &to.candidate
 		setMember(&to.member, c.Member)
-		setPicture(&to.picture, c.Member, c.Belief, now)
-		to.cached.Gpu, to.cached.Host = uint64(c.Cached.GPU), uint64(c.Cached.Host)
-		to.cached.Disk, to.cached.Predicted = uint64(c.Cached.Disk), uint64(c.Cached.Predicted)
+		setState(&to.state, c.Member, c.Belief, now)
+		to.cached.Gpu, to.cached.Host = uint32(c.Cached.GPU), uint32(c.Cached.Host)
+		to.cached.Disk, to.cached.Predicted = uint32(c.Cached.Disk), uint32(c.Cached.Predicted)
 		to.cost.TotalMs, to.cost.WaitMs, to.cost.LoadMs = c.Cost.Total, c.Cost.Wait, c.Cost.Load
 		to.cost.PrefillMs, to.cost.MissMs = c.Cost.Prefill, c.Cost.Miss
 		to.cost.EvictMs, to.cost.DecodeMs = c.Cost.Evict, c.Cost.Decode
-		to.candidate.Member, to.candidate.Cached = &to.member, &to.cached
-		to.candidate.Cost, to.candidate.Picture = &to.cost, &to.picture
-		to.candidate.UncachedTokens = uint64(c.Uncached)
-		to.candidate.Running, to.candidate.Waiting = uint32(max(0, c.Running)), uint32(max(0, c.Waiting))
-		to.candidate.LoadAgeMs = loadAge(c.Member, now)
+		to.candidate.Member, to.candidate.CachedTokens = &to.member, &to.cached
+		to.candidate.Cost, to.candidate.CacheState = &to.cost, &to.state
+		to.candidate.UncachedTokens = uint32(c.Uncached)
+		to.candidate.RunningRequests, to.candidate.WaitingRequests = uint32(max(0, c.Running)), uint32(max(0, c.Waiting))
+		if age, ok := loadAge(c.Member, now); ok {
+			to.loadAge = age
+			to.candidate.LoadAgeMs = &to.loadAge
+		}
 		if c.Pull.Member != nil {
-			to.candidate.PullFrom = peerOf(&c.Pull)
+			to.candidate.Pull = pullOf(&c.Pull)
 		}
 	}
-	reason := d.Reason
+	explanation := d.Reason
 	if len(d.Candidates) > 0 {
 		if warning := s.warn(d.Candidates[0].Member.Info.Name); warning != "" {
-			reason += " (" + warning + ")"
+			explanation += " (" + warning + ")"
 		}
 	}
-	r := &pb.Ranking{
+	r := &api.Ranking{
 		Candidates:           list,
-		Reason:               reason,
+		Reason:               reasons[d.Why],
+		Explanation:          explanation,
 		Policy:               d.Policy,
-		Fallback:             d.Fallback,
-		PromptTokens:         uint64(d.PromptTokens),
+		PromptTokens:         uint32(d.PromptTokens),
 		EnginePriority:       d.EnginePriority,
 		ExpectedOutputTokens: float64(d.ExpectedOutput),
+		EligibleMembers:      uint32(d.Number),
+	}
+	for _, f := range d.Fallbacks {
+		r.Fallbacks = append(r.Fallbacks, &api.Fallback{Reason: fallbacks[f.Kind], Explanation: f.Text})
 	}
 	if d.Decode != nil {
 		other := s.rankingOf(&pick.Decision{Candidates: []pick.Candidate{*d.Decode}, SlackMS: math.NaN()}, now)
@@ -179,47 +185,28 @@ func (s *Service) rankingOf(d *pick.Decision, now time.Time) *pb.Ranking {
 	return r
 }
 
-func peerOf(p *pick.Pull) *pb.Peer {
-	peer := &pb.Peer{Member: &pb.Member{}, Tokens: uint64(p.Tokens), TransferMs: p.TransferMS, PrefillMs: p.PrefillMS}
-	setMember(peer.Member, p.Member)
-	return peer
+var reasons = [...]api.Reason{
+	pick.WhyCost:    api.Reason_REASON_LOWEST_COST,
+	pick.WhyNear:    api.Reason_REASON_NEAR_TIE,
+	pick.WhySession: api.Reason_REASON_SESSION,
+	pick.WhyOnly:    api.Reason_REASON_ONLY_CANDIDATE,
+	pick.WhyPolicy:  api.Reason_REASON_POLICY,
 }
 
-// outcomes of the wire.
-var outcomes = map[pb.Outcome]fleet.Outcome{
-	pb.Outcome_OUTCOME_FIRST_TOKEN: fleet.FirstToken,
-	pb.Outcome_OUTCOME_FINISHED:    fleet.Finished,
-	pb.Outcome_OUTCOME_FAILED:      fleet.Failed,
-	pb.Outcome_OUTCOME_CANCELLED:   fleet.Cancelled,
+var fallbacks = [...]api.FallbackReason{
+	pick.NoTokens:       api.FallbackReason_FALLBACK_REASON_NO_TOKENS,
+	pick.NoBlockSize:    api.FallbackReason_FALLBACK_REASON_BLOCK_SIZE_UNKNOWN,
+	pick.OtherBlockSize: api.FallbackReason_FALLBACK_REASON_BLOCK_SIZE_MISMATCH,
+	pick.NotExact:       api.FallbackReason_FALLBACK_REASON_CACHE_STATE_NOT_EXACT,
+	pick.Assumed:        api.FallbackReason_FALLBACK_REASON_CACHE_STATE_PREDICTED,
+	pick.NoState:        api.FallbackReason_FALLBACK_REASON_NO_CACHE_STATE,
+	pick.AllFailing:     api.FallbackReason_FALLBACK_REASON_ALL_FAILING,
+	pick.AllLost:        api.FallbackReason_FALLBACK_REASON_ALL_SILENT,
+	pick.NobodyHeard:    api.FallbackReason_FALLBACK_REASON_STALE,
 }
 
-// Report closes a decision, or tells how far it came.
-func (s *Service) Report(_ context.Context, req *pb.ReportRequest) (*pb.ReportResponse, error) {
-	outcome, ok := outcomes[req.GetOutcome()]
-	switch {
-	case req.GetDecision() == "":
-		return nil, fmt.Errorf("the report names no decision: %w", intake.ErrInvalid)
-	case !ok:
-		return nil, fmt.Errorf("outcome %d: %w", req.GetOutcome(), intake.ErrInvalid)
-	case req.PromptTokens != nil && req.GetCachedTokens() > req.GetPromptTokens():
-		return nil, fmt.Errorf("%d of %d prompt tokens cached: %w", req.GetCachedTokens(), req.GetPromptTokens(), intake.ErrInvalid)
-	}
-	known := s.cfg.Picker.Report(pick.Report{
-		Decision:     req.GetDecision(),
-		Outcome:      outcome,
-		Member:       req.GetMember(),
-		PromptTokens: req.PromptTokens,
-		CachedTokens: req.CachedTokens,
-		OutputTokens: req.GetOutputTokens(),
-		TTFTMS:       req.GetTtftMs(),
-	}, time.Now())
-	s.waits.Wake()
-	if s.cfg.Reported != nil {
-		s.cfg.Reported(req.GetOutcome())
-	}
-	resp := &pb.ReportResponse{Known: known}
-	if name := req.GetMember(); name != "" && s.cfg.Fleet.View().Named(name) == nil {
-		resp.Note = fmt.Sprintf("there is no member %.200q: nobody is charged or blamed for what it served", name)
-	}
-	return resp, nil
+func pullOf(p *pick.Pull) *api.Pull {
+	pull := &api.Pull{From: &api.Member{}, Tokens: uint32(p.Tokens), TransferMs: p.TransferMS, PrefillMs: p.PrefillMS}
+	setMember(pull.From, p.Member)
+	return pull
 }

@@ -7,35 +7,35 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 )
 
-func ask(model string) *pb.ScoreRequest {
-	return &pb.ScoreRequest{Request: &pb.Request{Model: model, Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: prompt}}}}
+func ask(model string) *api.ScoreRequest {
+	return &api.ScoreRequest{Request: &api.Request{Model: model, Prompt: api.TokenIDs(prompt), MaxCandidates: 100}}
 }
 
 // trusts says what the answers call each member's picture.
-func (h *house) trusts(t *testing.T) map[string]pb.Trust {
+func (h *house) trusts(t *testing.T) map[string]api.Trust {
 	t.Helper()
 	resp, err := h.client.Score(t.Context(), ask("m"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := make(map[string]pb.Trust)
+	list := make(map[string]api.Trust)
 	for _, c := range resp.GetRanking().GetCandidates() {
-		list[c.GetMember().GetId()] = c.GetPicture().GetTrust()
+		list[c.GetMember().GetId()] = c.GetCacheState().GetTrust()
 	}
-	state, err := h.client.Fleet(t.Context(), &pb.FleetRequest{})
+	state, err := h.admin.ListMembers(t.Context(), &api.ListMembersRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, m := range state.GetMembers() {
-		if got, want := list[m.GetMember().GetId()], m.GetPicture().GetTrust(); got != want {
+		if got, want := list[m.GetMember().GetId()], m.GetCacheState().GetTrust(); got != want {
 			t.Errorf("%s: %v in the ranking, %v in the fleet", m.GetMember().GetId(), got, want)
 		}
-		if (m.GetPicture().GetReason() == "") != (m.GetPicture().GetTrust() == pb.Trust_TRUST_EXACT) {
-			t.Errorf("%v", m.GetPicture())
+		if (m.GetCacheState().GetExplanation() == "") != (m.GetCacheState().GetTrust() == api.Trust_TRUST_EXACT) {
+			t.Errorf("%v", m.GetCacheState())
 		}
 	}
 	return list
@@ -57,10 +57,10 @@ func TestUnheardMembersAreNotExact(t *testing.T) {
 	h.fleet.Heard(slow, fleet.Info{Models: []string{"m"}, BlockSize: size, Heartbeat: 10 * time.Second}, nil, before)
 	h.fleet.SetPicture(slow, fleet.Picture{Trust: fleet.Exact, Epoch: 1})
 	list := h.trusts(t)
-	if list[name("slow")] != pb.Trust_TRUST_EXACT {
+	if list[name("slow")] != api.Trust_TRUST_EXACT {
 		t.Error("a member was doubted before its next heartbeat was due")
 	}
-	if list[name("quiet")] != pb.Trust_TRUST_SYNCING || list[name("a")] != pb.Trust_TRUST_EXACT {
+	if list[name("quiet")] != api.Trust_TRUST_SYNCING || list[name("a")] != api.Trust_TRUST_EXACT {
 		t.Error(list)
 	}
 }
@@ -68,7 +68,7 @@ func TestUnheardMembersAreNotExact(t *testing.T) {
 func TestNothingIsExactWithoutTheBus(t *testing.T) {
 	linked := true
 	h := build(t, nil)
-	for _, want := range []pb.Trust{pb.Trust_TRUST_EXACT, pb.Trust_TRUST_SYNCING, pb.Trust_TRUST_EXACT} {
+	for _, want := range []api.Trust{api.Trust_TRUST_EXACT, api.Trust_TRUST_SYNCING, api.Trust_TRUST_EXACT} {
 		for id, got := range h.trusts(t) {
 			if got != want {
 				t.Errorf("%s is %v with linked %v", id, got, linked)
@@ -98,7 +98,7 @@ func TestNoAnswerPromisesWhatItDoubts(t *testing.T) {
 	info.Heartbeat = time.Millisecond
 	h.fleet.Heard(m.ID, info, nil, time.Now())
 	req := ask("m")
-	req.Request.Candidates = []*pb.MemberRef{{Ref: &pb.MemberRef_Member{Member: name("b")}}}
+	req.Request.Candidates = []*api.MemberRef{{Ref: &api.MemberRef_MemberId{MemberId: name("b")}}}
 	time.Sleep(10 * time.Millisecond) // three heartbeats are missing
 	resp, err := h.client.Score(t.Context(), req)
 	if err != nil {
@@ -106,7 +106,7 @@ func TestNoAnswerPromisesWhatItDoubts(t *testing.T) {
 	}
 	r := resp.GetRanking()
 	c := r.GetCandidates()[0]
-	if c.GetPicture().GetTrust() != pb.Trust_TRUST_SYNCING || c.GetCached().GetGpu() != 0 || c.GetCached().GetPredicted() != 4*size || r.GetFallback() == "" {
-		t.Errorf("%v, %v, fallback %q", c.GetPicture(), c.GetCached(), r.GetFallback())
+	if c.GetCacheState().GetTrust() != api.Trust_TRUST_SYNCING || c.GetCachedTokens().GetGpu() != 0 || c.GetCachedTokens().GetPredicted() != 4*size || r.Lacks() == "" {
+		t.Errorf("%v, %v, fallback %q", c.GetCacheState(), c.GetCachedTokens(), r.Lacks())
 	}
 }

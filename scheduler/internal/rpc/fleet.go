@@ -11,16 +11,17 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler/internal/admission"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/learn"
 )
 
 const (
-	// usualInterval and shortestInterval of Watch.
-	usualInterval    = time.Second
-	shortestInterval = 100 * time.Millisecond
+	// usualInterval, shortestInterval and longestIntervalMS of WatchMembers.
+	usualInterval     = time.Second
+	shortestInterval  = 100 * time.Millisecond
+	longestIntervalMS = 3_600_000
 )
 
 var (
@@ -28,14 +29,14 @@ var (
 	errCalls    = errors.New("too many calls at a time")
 )
 
-// Fleet says who is there.
-func (s *Service) Fleet(_ context.Context, req *pb.FleetRequest) (*pb.FleetResponse, error) {
+// ListMembers says who is there.
+func (s *Service) ListMembers(_ context.Context, req *api.ListMembersRequest) (*api.ListMembersResponse, error) {
 	return s.fleet(req.GetModel(), time.Now()), nil
 }
 
-// Watch sends the fleet at once and then, at most once an interval, whenever
+// WatchMembers sends the fleet at once and then, at most once an interval, whenever
 // anything but an age has changed.
-func (s *Service) Watch(req *pb.WatchRequest, stream grpc.ServerStreamingServer[pb.WatchResponse]) error {
+func (s *Service) WatchMembers(req *api.WatchMembersRequest, stream grpc.ServerStreamingServer[api.WatchMembersResponse]) error {
 	if s.watchers.Add(1) > int64(s.cfg.MaxWatchers) {
 		s.watchers.Add(-1)
 		return fmt.Errorf("watch: %d are open: %w", s.cfg.MaxWatchers, errWatchers)
@@ -43,16 +44,16 @@ func (s *Service) Watch(req *pb.WatchRequest, stream grpc.ServerStreamingServer[
 	defer s.watchers.Add(-1)
 	interval := usualInterval
 	if ms := req.GetIntervalMs(); ms > 0 {
-		interval = max(shortestInterval, time.Duration(ms)*time.Millisecond)
+		interval = max(shortestInterval, time.Duration(min(ms, longestIntervalMS)*float64(time.Millisecond)))
 	}
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
-	var last *pb.FleetResponse
+	var last *api.ListMembersResponse
 	for {
 		now := s.fleet(req.GetModel(), time.Now())
 		if ageless := ageless(now); !proto.Equal(last, ageless) {
 			last = ageless
-			if err := stream.Send(&pb.WatchResponse{Fleet: now}); err != nil {
+			if err := stream.Send(&api.WatchMembersResponse{Fleet: now}); err != nil {
 				return err
 			}
 		}
@@ -68,18 +69,18 @@ func (s *Service) Watch(req *pb.WatchRequest, stream grpc.ServerStreamingServer[
 
 // ageless returns a copy in which only changes differ. Of the speed, which is
 // learned all the time, that is whether it is the member's own.
-func ageless(r *pb.FleetResponse) *pb.FleetResponse {
+func ageless(r *api.ListMembersResponse) *api.ListMembersResponse {
 	c := proto.CloneOf(r)
 	for _, m := range c.Members {
-		m.Picture.AgeMs, m.LoadAgeMs, m.FailingMs = 0, 0, min(m.FailingMs, 1)
-		m.Speed = &pb.Speed{Learned: m.GetSpeed().GetLearned()}
+		m.CacheState.AgeMs, m.LoadAgeMs, m.FailingForMs = 0, nil, min(m.FailingForMs, 1)
+		m.Speed = &api.Speed{Learned: m.GetSpeed().GetLearned()}
 	}
 	return c
 }
 
-func (s *Service) fleet(model string, now time.Time) *pb.FleetResponse {
+func (s *Service) fleet(model string, now time.Time) *api.ListMembersResponse {
 	view := s.cfg.Fleet.View()
-	r := &pb.FleetResponse{Ready: s.cfg.Ready(), Decisions: s.cfg.Fleet.Stats().Decided}
+	r := &api.ListMembersResponse{Ready: s.cfg.Ready(), Decisions: s.cfg.Fleet.Stats().Decided}
 	for _, m := range view.Members {
 		if model == "" || slices.Contains(m.Info.Models, model) || m.HasAdapter(model) {
 			r.Members = append(r.Members, s.memberState(view, m, now))
@@ -88,42 +89,54 @@ func (s *Service) fleet(model string, now time.Time) *pb.FleetResponse {
 	return r
 }
 
-func (s *Service) memberState(view *fleet.View, m *fleet.Member, now time.Time) *pb.MemberState {
+func (s *Service) memberState(view *fleet.View, m *fleet.Member, now time.Time) *api.MemberState {
 	reserved, reported := m.Reserved(), m.Reported()
-	st := &pb.MemberState{
-		Member:                &pb.Member{},
-		Picture:               &pb.Picture{},
+	st := &api.MemberState{
+		Member:                &api.Member{},
+		CacheState:            &api.CacheState{},
 		Models:                m.Info.Models,
 		EngineVersion:         m.Info.EngineVersion,
-		BlockSize:             uint32(m.Info.BlockSize),
-		Blocks:                m.Info.Blocks,
-		HeldGpu:               m.Picture.Held[0],
-		HeldHost:              m.Picture.Held[1],
-		HeldDisk:              m.Picture.Held[2],
-		LoadAgeMs:             loadAge(m, now),
+		BlockSizeTokens:       uint32(m.Info.BlockSize),
+		CapacityBlocks:        m.Info.Blocks,
+		HeldGpuBlocks:         m.Picture.Held[0],
+		HeldHostBlocks:        m.Picture.Held[1],
+		HeldDiskBlocks:        m.Picture.Held[2],
 		ReservedTokens:        reserved.Tokens,
 		ReservedRequests:      uint32(max(0, reserved.Unseen)),
-		Chosen:                !view.Silent(m, now) && !m.Load.Sleeping && !m.Load.Unreachable,
 		ReportedRequests:      reported.Requests,
 		ReportedPromptTokens:  reported.PromptTokens,
 		ReportedCachedTokens:  reported.CachedTokens,
 		PredictedCachedTokens: reported.PredictedTokens,
 		Speed:                 speedOf(s.cfg.Picker.Speed(m)),
 	}
-	if until := m.Failing().Until(now); !until.IsZero() {
-		st.FailingMs, st.Chosen = max(1, milliseconds(until.Sub(now))), false
+	if age, ok := loadAge(m, now); ok {
+		st.LoadAgeMs = &age
+	}
+	failing := m.Failing().Until(now)
+	if !failing.IsZero() {
+		st.FailingForMs = max(1, milliseconds(failing.Sub(now)))
+	}
+	switch {
+	case m.Load.Sleeping:
+		st.Ineligible = api.Ineligible_INELIGIBLE_SLEEPING
+	case view.Silent(m, now):
+		st.Ineligible = api.Ineligible_INELIGIBLE_SILENT
+	case m.Load.Unreachable:
+		st.Ineligible = api.Ineligible_INELIGIBLE_UNREACHABLE
+	case !failing.IsZero():
+		st.Ineligible = api.Ineligible_INELIGIBLE_FAILING
 	}
 	setMember(st.Member, m)
-	setPicture(st.Picture, m, view.Believe(m, now), now)
+	setState(st.CacheState, m, view.Believe(m, now), now)
 	st.Labels, st.Warning = m.Info.Labels, s.warn(m.Info.Name)
 	for _, a := range m.Info.Adapters {
 		st.Adapters = append(st.Adapters, a.Name)
 	}
 	if m.Load.Running >= 0 {
-		st.Running = proto.Uint32(uint32(m.Load.Running))
+		st.RunningRequests = proto.Uint32(uint32(m.Load.Running))
 	}
 	if m.Load.Waiting >= 0 {
-		st.Waiting = proto.Uint32(uint32(m.Load.Waiting))
+		st.WaitingRequests = proto.Uint32(uint32(m.Load.Waiting))
 	}
 	if !math.IsNaN(m.Load.KVUsage) {
 		st.KvUsage = proto.Float64(m.Load.KVUsage)
@@ -131,8 +144,8 @@ func (s *Service) memberState(view *fleet.View, m *fleet.Member, now time.Time) 
 	return st
 }
 
-func speedOf(l learn.Speed) *pb.Speed {
-	sp := &pb.Speed{
+func speedOf(l learn.Speed) *api.Speed {
+	sp := &api.Speed{
 		Learned:     l.Learned,
 		RequestMs:   l.A,
 		TokenMs:     l.B,
@@ -145,43 +158,41 @@ func speedOf(l learn.Speed) *pb.Speed {
 		OverheadMs:    l.OverheadMS,
 	}
 	if !math.IsNaN(l.Busy) {
-		sp.Busy = proto.Float64(l.Busy)
+		sp.PrefillBusy = proto.Float64(l.Busy)
 	}
 	return sp
 }
 
-func setMember(to *pb.Member, m *fleet.Member) {
+func setMember(to *api.Member, m *fleet.Member) {
 	to.Id, to.Namespace, to.Pod = m.Info.Name, m.Info.Namespace, m.Info.Pod
 	to.Address, to.Rank = m.Info.Address, uint32(m.Info.Rank)
 }
 
-// setPicture writes a member's picture as far as it is believed.
-func setPicture(to *pb.Picture, m *fleet.Member, b fleet.Belief, now time.Time) {
-	to.Trust, to.Reason = trustOf(b.Trust), b.Reason
+// setState writes what is believed of a member's cache.
+func setState(to *api.CacheState, m *fleet.Member, b fleet.Belief, now time.Time) {
+	to.Trust, to.Explanation = trustOf(b.Trust), b.Reason
 	to.Epoch, to.Sequence, to.EngineBatches = m.Picture.Epoch, m.Picture.Sequence, m.Picture.EngineBatches
 	to.AgeMs = milliseconds(now.Sub(m.Heard))
 }
 
-func trustOf(t fleet.Trust) pb.Trust {
+func trustOf(t fleet.Trust) api.Trust {
 	switch t {
 	case fleet.Exact:
-		return pb.Trust_TRUST_EXACT
+		return api.Trust_TRUST_EXACT
 	case fleet.Syncing:
-		return pb.Trust_TRUST_SYNCING
+		return api.Trust_TRUST_SYNCING
 	case fleet.Approximate:
-		return pb.Trust_TRUST_APPROXIMATE
+		return api.Trust_TRUST_APPROXIMATE
 	}
-	return pb.Trust_TRUST_UNKNOWN
+	return api.Trust_TRUST_UNKNOWN
 }
 
-// loadAge is that of the load sample; the largest number when there was none.
-func loadAge(m *fleet.Member, now time.Time) uint32 {
+// loadAge is that of the load sample in ms; false: there is none.
+func loadAge(m *fleet.Member, now time.Time) (float64, bool) {
 	if m.Load.At.IsZero() {
-		return math.MaxUint32
+		return 0, false
 	}
-	return milliseconds(now.Sub(m.Load.At))
+	return milliseconds(now.Sub(m.Load.At)), true
 }
 
-func milliseconds(d time.Duration) uint32 {
-	return uint32(min(max(d.Milliseconds(), 0), math.MaxUint32))
-}
+func milliseconds(d time.Duration) float64 { return float64(max(d, 0)) / float64(time.Millisecond) }

@@ -2,10 +2,12 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 
 	"github.com/kvscout/kvscout/protocol/blockkey"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
 	"github.com/kvscout/kvscout/scheduler/internal/policy"
@@ -15,17 +17,26 @@ import (
 // compared with every member.
 const maxRefs = 4096
 
-// maxTenant bounds a tenant's name in bytes: it is kept for a while.
-const maxTenant = 256
+// maxTenant and maxRequestID bound names in bytes: they are kept for a while.
+const maxTenant, maxRequestID = 256, 128
+
+// unreadable is what is wrong with a prompt; it is an errPrompt besides.
+type unreadable struct{ error }
+
+func (u unreadable) Unwrap() error        { return u.error }
+func (u unreadable) Is(target error) bool { return target == errPrompt }
 
 // request turns a call into a request for the picker. What it says of the
 // prompt beyond that is in the intake's own prompt.
-func (s *Service) request(ctx context.Context, r *pb.Request) (pick.Request, intake.Prompt, error) {
+func (s *Service) request(ctx context.Context, r *api.Request) (pick.Request, intake.Prompt, error) {
 	if r == nil {
 		return pick.Request{}, intake.Prompt{}, fmt.Errorf("the call has no request: %w", intake.ErrInvalid)
 	}
 	if n := len(r.GetTenant()); n > maxTenant {
 		return pick.Request{}, intake.Prompt{}, fmt.Errorf("tenant of %d bytes, at most %d: %w", n, maxTenant, intake.ErrInvalid)
+	}
+	if n := len(r.GetRequestId()); n > maxRequestID {
+		return pick.Request{}, intake.Prompt{}, fmt.Errorf("request_id of %d bytes, at most %d: %w", n, maxRequestID, intake.ErrInvalid)
 	}
 	if n := len(r.GetHeaders()); n > intake.MaxHeaders {
 		return pick.Request{}, intake.Prompt{}, fmt.Errorf("%d headers, at most %d: %w", n, intake.MaxHeaders, intake.ErrInvalid)
@@ -38,8 +49,15 @@ func (s *Service) request(ctx context.Context, r *pb.Request) (pick.Request, int
 	if err != nil {
 		return pick.Request{}, intake.Prompt{}, err
 	}
+	targets, err := targetsOf(r.GetSlo())
+	if err != nil {
+		return pick.Request{}, intake.Prompt{}, err
+	}
 	p, err := s.prompt(ctx, r)
 	if err != nil {
+		if errors.Is(err, intake.ErrInvalid) {
+			err = unreadable{err}
+		}
 		return pick.Request{}, intake.Prompt{}, err
 	}
 	if p.Model == "" {
@@ -65,56 +83,49 @@ func (s *Service) request(ctx context.Context, r *pb.Request) (pick.Request, int
 		Exclude:        exclude,
 		Policy:         r.GetPolicy(),
 		ExpectedOutput: int(r.GetExpectedOutputTokens()),
-		Top:            int(r.GetTop()),
+		Top:            int(min(r.GetMaxCandidates(), math.MaxInt32)),
 		Tenant:         r.GetTenant(),
-		Targets: policy.Targets{
-			TTFT: float64(r.GetSlo().GetTtftMs()),
-			TPOT: float64(r.GetSlo().GetTpotMs()),
-			E2E:  float64(r.GetSlo().GetE2EMs()),
-		},
+		Targets:        targets,
 	}, p, nil
 }
 
-// session of a request whose prompt was understood.
-func (s *Service) session(r *pb.Request) string {
-	if r.GetSession() != "" {
-		return r.GetSession()
+// targetsOf checks a request's own targets.
+func targetsOf(slo *api.Slo) (policy.Targets, error) {
+	t := policy.Targets{TTFT: slo.GetTtftMs(), TPOT: slo.GetTpotMs(), E2E: slo.GetE2EMs()}
+	for _, ms := range []float64{t.TTFT, t.TPOT, t.E2E} {
+		if !(ms >= 0) || math.IsInf(ms, 0) {
+			return policy.Targets{}, fmt.Errorf("slo: a target of %v ms: %w", ms, intake.ErrInvalid)
+		}
 	}
-	body := r.GetOpenaiBody()
-	if body == nil {
-		body = r.GetChat().GetExtraJson()
-	}
-	return s.cfg.Intake.Session(r.GetHeaders(), body)
+	return t, nil
 }
 
-func (s *Service) prompt(ctx context.Context, r *pb.Request) (intake.Prompt, error) {
-	in := intake.Request{
-		Model:      r.GetModel(),
-		Adapter:    r.GetAdapter(),
-		Salt:       r.GetCacheSalt(),
-		SkipsCache: r.GetSkipsPrefixCache(),
+// session of a request whose prompt was understood.
+func (s *Service) session(r *api.Request) string {
+	if r.GetSessionId() != "" {
+		return r.GetSessionId()
 	}
-	for _, it := range r.GetItems() {
-		in.Items = append(in.Items, blockkey.Item{ID: it.GetHash(), Offset: int(it.GetOffset()), Length: int(it.GetLength())})
-	}
-	switch p := r.GetPrompt().(type) {
-	case *pb.Request_Tokens:
+	return s.cfg.Intake.Session(r.GetHeaders(), r.GetPrompt().GetOpenaiBody())
+}
+
+func (s *Service) prompt(ctx context.Context, r *api.Request) (intake.Prompt, error) {
+	in := intake.Request{Model: r.GetModel(), Adapter: r.GetAdapter(), SkipsCache: r.GetSkipsPrefixCache()}
+	switch p := r.GetPrompt().GetForm().(type) {
+	case *api.Prompt_Tokens:
+		in.Salt = p.Tokens.GetCacheSalt()
+		for _, it := range p.Tokens.GetMultimodalItems() {
+			in.Items = append(in.Items, blockkey.Item{ID: it.GetHash(), Offset: int(it.GetOffsetTokens()), Length: int(it.GetLengthTokens())})
+		}
 		return s.cfg.Intake.Tokens(in, p.Tokens.GetIds())
-	case *pb.Request_TokenBytes:
-		return s.cfg.Intake.TokenBytes(in, p.TokenBytes)
-	case *pb.Request_Keys:
-		return s.cfg.Intake.Keys(in, p.Keys.GetKeys(), p.Keys.GetBlockSize(), p.Keys.GetPromptTokens())
-	case *pb.Request_Text:
-		return s.cfg.Intake.Text(ctx, in, p.Text)
-	case *pb.Request_Chat:
-		return s.cfg.Intake.Chat(ctx, in, p.Chat.GetMessagesJson(), p.Chat.GetExtraJson())
-	case *pb.Request_OpenaiBody:
+	case *api.Prompt_BlockKeys:
+		return s.cfg.Intake.Keys(in, p.BlockKeys.GetKeys(), p.BlockKeys.GetBlockSizeTokens(), uint64(p.BlockKeys.GetPromptTokens()))
+	case *api.Prompt_OpenaiBody:
 		return s.cfg.Intake.Body(ctx, in, p.OpenaiBody)
 	}
 	return s.cfg.Intake.None(in), nil
 }
 
-func refs(field string, list []*pb.MemberRef) ([]pick.Ref, error) {
+func refs(field string, list []*api.MemberRef) ([]pick.Ref, error) {
 	if len(list) == 0 {
 		return nil, nil
 	}
@@ -125,11 +136,11 @@ func refs(field string, list []*pb.MemberRef) ([]pick.Ref, error) {
 	for _, m := range list {
 		var r pick.Ref
 		switch ref := m.GetRef().(type) {
-		case *pb.MemberRef_Member:
-			r.Member = ref.Member
-		case *pb.MemberRef_Pod:
+		case *api.MemberRef_MemberId:
+			r.Member = ref.MemberId
+		case *api.MemberRef_Pod:
 			r.Pod = ref.Pod
-		case *pb.MemberRef_Address:
+		case *api.MemberRef_Address:
 			r.Address = ref.Address
 		}
 		if r == (pick.Ref{}) {

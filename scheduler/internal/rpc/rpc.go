@@ -13,7 +13,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler/internal/admission"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
@@ -29,7 +29,7 @@ type Config struct {
 	Ready func() bool
 	// CallTimeout of unary calls whose caller names no deadline.
 	CallTimeout time.Duration
-	// MaxWatchers bounds the open Watch streams, MaxCalls the unary calls under
+	// MaxWatchers bounds the open WatchMembers streams, MaxCalls the unary calls under
 	// way besides those that wait for room.
 	MaxWatchers, MaxCalls int
 	// Admission says how requests wait for room.
@@ -40,7 +40,7 @@ type Config struct {
 	// Decided is told of every request of Pick and Score that was understood,
 	// Reported of every Report, on the caller's goroutine; nil: nobody is.
 	Decided  func(context.Context, Decided)
-	Reported func(pb.Outcome)
+	Reported func(api.Outcome)
 	Log      *slog.Logger
 }
 
@@ -49,7 +49,7 @@ type Decided struct {
 	// Method: pick or score.
 	Method string
 	// Request as it came, and the Session that was found in it; not to be kept.
-	Request *pb.Request
+	Request *api.Request
 	Session string
 	// Decision; nil: none was made. Not to be changed, nor kept.
 	Decision *pick.Decision
@@ -63,10 +63,11 @@ type Decided struct {
 	Queues bool
 }
 
-// Service implements pb.SchedulerServer. Its Unary and Stream interceptors
+// Service implements api.SchedulerServer and api.AdminServer. Its Unary and Stream interceptors
 // must be installed: they map errors, set deadlines and stop panics.
 type Service struct {
-	pb.UnimplementedSchedulerServer
+	api.UnimplementedSchedulerServer
+	api.UnimplementedAdminServer
 	cfg      Config
 	waits    *admission.Waits
 	closed   chan struct{}
@@ -108,7 +109,7 @@ func (s *Service) SetCallTimeout(d time.Duration) { s.patience.Store(int64(d)) }
 
 func (s *Service) callTimeout() time.Duration { return time.Duration(s.patience.Load()) }
 
-// Close ends the Watch streams and whatever waits for room, so that a server can stop gracefully.
+// Close ends the WatchMembers streams and whatever waits for room, so that a server can stop gracefully.
 func (s *Service) Close() {
 	if s.closing.CompareAndSwap(false, true) {
 		close(s.closed)
@@ -155,7 +156,7 @@ func (s *Service) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 // timeout of a call whose caller names no deadline. Where requests wait, a
 // Pick may take that long besides.
 func (s *Service) timeout(method string) time.Duration {
-	if r := s.waits.Rules(); r.Open() && method == pb.Scheduler_Pick_FullMethodName {
+	if r := s.waits.Rules(); r.Open() && method == api.Scheduler_Pick_FullMethodName {
 		return s.callTimeout() + r.Wait
 	}
 	return s.callTimeout()

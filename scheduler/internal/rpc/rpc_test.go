@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -25,7 +26,7 @@ import (
 
 	"github.com/kvscout/kvscout/e2e/await"
 	"github.com/kvscout/kvscout/protocol/blockkey"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
@@ -41,7 +42,8 @@ const size = 16
 type house struct {
 	*Service
 	fleet  *fleet.Fleet
-	client pb.SchedulerClient
+	client api.SchedulerClient
+	admin  api.AdminClient
 	conn   *grpc.ClientConn
 	engine *httptest.Server
 	asked  atomic.Int64
@@ -108,7 +110,8 @@ func build(t *testing.T, change func(*Config)) *house {
 
 	l := bufconn.Listen(1 << 20)
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(16<<20), grpc.UnaryInterceptor(h.Unary), grpc.StreamInterceptor(h.Stream))
-	pb.RegisterSchedulerServer(server, h.Service)
+	api.RegisterSchedulerServer(server, h.Service)
+	api.RegisterAdminServer(server, h.Service)
 	done := make(chan struct{})
 	go func() { defer close(done); server.Serve(l) }()
 	h.conn, err = grpc.NewClient("passthrough:x", grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -116,7 +119,7 @@ func build(t *testing.T, change func(*Config)) *house {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.client = pb.NewSchedulerClient(h.conn)
+	h.client, h.admin = api.NewSchedulerClient(h.conn), api.NewAdminClient(h.conn)
 	t.Cleanup(func() {
 		h.conn.Close()
 		h.Close()
@@ -157,33 +160,30 @@ func TestEveryFormFindsThePrefix(t *testing.T) {
 	ids := strings.ReplaceAll(fmt.Sprint(prompt), " ", ",")
 	for _, tc := range []struct {
 		name string
-		req  *pb.Request
+		req  *api.Request
 	}{
-		{"tokens", &pb.Request{Model: "m", Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: prompt}}}},
-		{"token bytes", &pb.Request{Model: "m", Prompt: &pb.Request_TokenBytes{TokenBytes: bytesOf(prompt)}}},
-		{"keys", &pb.Request{Model: "m", Prompt: &pb.Request_Keys{Keys: &pb.BlockKeys{Keys: raw, BlockSize: size, PromptTokens: 100}}}},
-		{"text", &pb.Request{Model: "m", Prompt: &pb.Request_Text{Text: "x"}}},
-		{"chat", &pb.Request{Model: "m", Prompt: &pb.Request_Chat{Chat: &pb.Chat{MessagesJson: []byte(`[]`)}}}},
-		{"chat body", &pb.Request{Prompt: &pb.Request_OpenaiBody{OpenaiBody: []byte(`{"model":"m","messages":[]}`)}}},
-		{"text body", &pb.Request{Prompt: &pb.Request_OpenaiBody{OpenaiBody: []byte(`{"model":"m","prompt":"x"}`)}}},
-		{"ids body", &pb.Request{Prompt: &pb.Request_OpenaiBody{OpenaiBody: []byte(`{"model":"m","prompt":` + ids + `}`)}}},
-		{"several prompts", &pb.Request{Prompt: &pb.Request_OpenaiBody{OpenaiBody: []byte(`{"model":"m","prompt":[` + ids + `,[1]]}`)}}},
+		{"tokens", &api.Request{Model: "m", Prompt: api.TokenIDs(prompt)}},
+		{"keys", &api.Request{Model: "m", Prompt: &api.Prompt{Form: &api.Prompt_BlockKeys{BlockKeys: &api.BlockKeys{Keys: raw, BlockSizeTokens: size, PromptTokens: 100}}}}},
+		{"chat body", &api.Request{Prompt: api.Body(`{"model":"m","messages":[]}`)}},
+		{"text body", &api.Request{Prompt: api.Body(`{"model":"m","prompt":"x"}`)}},
+		{"ids body", &api.Request{Prompt: api.Body(`{"model":"m","prompt":` + ids + `}`)}},
+		{"several prompts", &api.Request{Prompt: api.Body(`{"model":"m","prompt":[` + ids + `,[1]]}`)}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			resp, err := h.client.Score(t.Context(), &pb.ScoreRequest{Request: tc.req})
+			resp, err := h.client.Score(t.Context(), &api.ScoreRequest{Request: tc.req})
 			if err != nil {
 				t.Fatal(err)
 			}
 			r := resp.GetRanking()
-			if r.GetFallback() != "" || r.GetPromptTokens() != 100 || len(r.GetCandidates()) != 3 || r.GetPolicy() != "default" {
+			if r.Lacks() != "" || r.GetPromptTokens() != 100 || len(r.GetCandidates()) != 3 || r.GetPolicy() != "default" {
 				t.Fatalf("ranking %v", r)
 			}
 			first := r.GetCandidates()[0]
-			if first.GetMember().GetId() != name("b") || first.GetCached().GetGpu() != 64 || first.GetUncachedTokens() != 36 {
+			if first.GetMember().GetId() != name("b") || first.GetCachedTokens().GetGpu() != 64 || first.GetUncachedTokens() != 36 {
 				t.Errorf("first %v", first)
 			}
-			if tc.name == "several prompts" && !strings.Contains(r.GetReason(), "first of 2 prompts") {
-				t.Errorf("reason %q", r.GetReason())
+			if tc.name == "several prompts" && !strings.Contains(r.GetExplanation(), "first of 2 prompts") {
+				t.Errorf("reason %q", r.GetExplanation())
 			}
 		})
 	}
@@ -191,23 +191,23 @@ func TestEveryFormFindsThePrefix(t *testing.T) {
 
 func TestAnswerCarriesEverything(t *testing.T) {
 	h := build(t, nil)
-	resp, err := h.client.Pick(t.Context(), &pb.PickRequest{Request: &pb.Request{
-		Model: "m", Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: prompt}}, Top: 1,
+	resp, err := h.client.Pick(t.Context(), &api.PickRequest{Request: &api.Request{
+		Model: "m", Prompt: api.TokenIDs(prompt), MaxCandidates: 1,
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if resp.GetDecision() == "" || len(resp.GetRanking().GetCandidates()) != 1 || resp.GetRanking().GetReason() == "" ||
+	if resp.GetDecisionId() == "" || len(resp.GetRanking().GetCandidates()) != 1 || resp.GetRanking().GetExplanation() == "" ||
 		resp.GetRanking().GetEnginePriority() == 0 {
 		t.Fatalf("%v", resp)
 	}
 	c := resp.GetRanking().GetCandidates()[0]
-	want := &pb.Member{Id: name("b"), Namespace: "ns", Pod: "pod-b", Address: "10.0.0.2:8000"}
+	want := &api.Member{Id: name("b"), Namespace: "ns", Pod: "pod-b", Address: "10.0.0.2:8000"}
 	if !proto.Equal(want, c.GetMember()) {
 		t.Errorf("member %v", c.GetMember())
 	}
-	p := c.GetPicture()
-	if p.GetTrust() != pb.Trust_TRUST_EXACT || p.GetEpoch() != 7 || p.GetSequence() != 9 || p.GetAgeMs() > 10_000 {
+	p := c.GetCacheState()
+	if p.GetTrust() != api.Trust_TRUST_EXACT || p.GetEpoch() != 7 || p.GetSequence() != 9 || p.GetAgeMs() > 10_000 {
 		t.Errorf("picture %v", p)
 	}
 	cost := c.GetCost()
@@ -215,7 +215,7 @@ func TestAnswerCarriesEverything(t *testing.T) {
 	if d := cost.GetTotalMs() - parts; cost.GetTotalMs() <= 0 || d > 1e-9 || d < -1e-9 {
 		t.Errorf("cost %v", cost)
 	}
-	if len(h.events) != 1 || h.events[0].Method != "pick" || h.events[0].Decision.Candidates[0].Cached.Known() != 64 || h.events[0].Decision.ID != resp.GetDecision() {
+	if len(h.events) != 1 || h.events[0].Method != "pick" || h.events[0].Decision.Candidates[0].Cached.Known() != 64 || h.events[0].Decision.ID != resp.GetDecisionId() {
 		t.Errorf("observed %+v", h.events)
 	}
 }
@@ -224,19 +224,19 @@ func TestWithoutTokensTheChoiceIsByLoad(t *testing.T) {
 	h := build(t, nil)
 	h.engine.Close()
 	for _, tc := range []struct {
-		req           *pb.Request
+		req           *api.Request
 		want, instead string
 	}{
-		{&pb.Request{Model: "m"}, "no prompt", "load only"},
-		{&pb.Request{Model: "m", Prompt: &pb.Request_Text{Text: "secret"}}, "no engine could turn", "by the beginning of the prompt"},
-		{&pb.Request{Model: "lora", Prompt: &pb.Request_Text{Text: "secret"}}, "no engine of the model", "by the beginning of the prompt"},
-		{&pb.Request{Model: "m", Prompt: &pb.Request_OpenaiBody{OpenaiBody: []byte(`{"input":"x"}`)}}, "neither messages nor prompt", "load only"},
+		{&api.Request{Model: "m"}, "no prompt", "load only"},
+		{&api.Request{Model: "m", Prompt: api.Body(`{"prompt":"secret"}`)}, "no engine could turn", "by the beginning of the prompt"},
+		{&api.Request{Model: "lora", Prompt: api.Body(`{"prompt":"secret"}`)}, "no engine of the model", "by the beginning of the prompt"},
+		{&api.Request{Model: "m", Prompt: api.Body(`{"input":"x"}`)}, "neither messages nor prompt", "load only"},
 	} {
-		resp, err := h.client.Pick(t.Context(), &pb.PickRequest{Request: tc.req})
+		resp, err := h.client.Pick(t.Context(), &api.PickRequest{Request: tc.req})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if f := resp.GetRanking().GetFallback(); !strings.Contains(f, tc.want) || !strings.Contains(f, tc.instead) || strings.Contains(f, "secret") {
+		if f := resp.GetRanking().Lacks(); !strings.Contains(f, tc.want) || !strings.Contains(f, tc.instead) || strings.Contains(f, "secret") {
 			t.Errorf("fallback %q, want %q", f, tc.want)
 		}
 		if len(resp.GetRanking().GetCandidates()) != 3 {
@@ -247,42 +247,39 @@ func TestWithoutTokensTheChoiceIsByLoad(t *testing.T) {
 
 func TestCodes(t *testing.T) {
 	h := build(t, nil)
-	tokens := &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: prompt}}
-	var all []*pb.MemberRef
+	tokens := api.TokenIDs(prompt)
+	var all []*api.MemberRef
 	for _, m := range []string{"a", "b", "c"} {
-		all = append(all, &pb.MemberRef{Ref: &pb.MemberRef_Member{Member: name(m)}})
+		all = append(all, &api.MemberRef{Ref: &api.MemberRef_MemberId{MemberId: name(m)}})
 	}
 	for _, tc := range []struct {
 		name string
-		req  *pb.Request
+		req  *api.Request
 		code codes.Code
 		want string
 	}{
 		{"no request", nil, codes.InvalidArgument, "no request"},
-		{"no model", &pb.Request{Prompt: tokens}, codes.InvalidArgument, "no model"},
-		{"unknown model", &pb.Request{Model: "x", Prompt: tokens}, codes.NotFound, `"x"`},
-		{"unknown adapter", &pb.Request{Model: "m", Adapter: "x", Prompt: tokens}, codes.NotFound, `"x"`},
-		{"unknown policy", &pb.Request{Model: "m", Policy: "x", Prompt: tokens}, codes.InvalidArgument, `"x"`},
-		{"long policy", &pb.Request{Model: "m", Policy: strings.Repeat("ü", 1<<20), Prompt: tokens}, codes.InvalidArgument, "policy"},
-		{"no tokens", &pb.Request{Model: "m", Prompt: &pb.Request_Tokens{}}, codes.InvalidArgument, "0 tokens"},
-		{"no token bytes", &pb.Request{Model: "m", Prompt: &pb.Request_TokenBytes{}}, codes.InvalidArgument, "0 tokens"},
-		{"ragged bytes", &pb.Request{Model: "m", Prompt: &pb.Request_TokenBytes{TokenBytes: make([]byte, 5)}}, codes.InvalidArgument, "multiple of 4"},
-		{"too many tokens", &pb.Request{Model: "m", Prompt: &pb.Request_TokenBytes{TokenBytes: make([]byte, 12<<20)}}, codes.InvalidArgument, "limit"},
-		{"too many bytes", &pb.Request{Model: "m", Prompt: &pb.Request_TokenBytes{TokenBytes: make([]byte, 17<<20)}}, codes.ResourceExhausted, "larger than max"},
-		{"keys of another size", &pb.Request{Model: "m", Prompt: &pb.Request_Keys{Keys: &pb.BlockKeys{Keys: []uint64{1}, BlockSize: 32}}}, codes.InvalidArgument, "blocks of 32"},
-		{"keys without size", &pb.Request{Model: "m", Prompt: &pb.Request_Keys{Keys: &pb.BlockKeys{Keys: []uint64{1}}}}, codes.InvalidArgument, "block size is 0"},
-		{"no keys", &pb.Request{Model: "m", Prompt: &pb.Request_Keys{}}, codes.InvalidArgument, "block size is 0"},
-		{"empty text", &pb.Request{Model: "m", Prompt: &pb.Request_Text{}}, codes.InvalidArgument, "empty"},
-		{"no chat", &pb.Request{Model: "m", Prompt: &pb.Request_Chat{}}, codes.InvalidArgument, "JSON array"},
-		{"broken body", &pb.Request{Model: "m", Prompt: &pb.Request_OpenaiBody{OpenaiBody: []byte("{")}}, codes.InvalidArgument, "JSON"},
-		{"bad item", &pb.Request{Model: "m", Prompt: tokens, Items: []*pb.MultimodalItem{{Hash: "h", Offset: 99, Length: 2}}}, codes.InvalidArgument, "item 0"},
-		{"empty reference", &pb.Request{Model: "m", Prompt: tokens, Candidates: []*pb.MemberRef{{}}}, codes.InvalidArgument, "names nobody"},
-		{"too many references", &pb.Request{Model: "m", Prompt: tokens, Exclude: make([]*pb.MemberRef, maxRefs+1)}, codes.InvalidArgument, "limit"},
-		{"all excluded", &pb.Request{Model: "m", Prompt: tokens, Exclude: all}, codes.Unavailable, "no candidate"},
-		{"candidate of nobody", &pb.Request{Model: "m", Prompt: tokens, Candidates: []*pb.MemberRef{{Ref: &pb.MemberRef_Address{Address: "x"}}}}, codes.Unavailable, "no candidate"},
+		{"no model", &api.Request{Prompt: tokens}, codes.InvalidArgument, "no model"},
+		{"unknown model", &api.Request{Model: "x", Prompt: tokens}, codes.NotFound, `"x"`},
+		{"unknown adapter", &api.Request{Model: "m", Adapter: "x", Prompt: tokens}, codes.NotFound, `"x"`},
+		{"unknown policy", &api.Request{Model: "m", Policy: "x", Prompt: tokens}, codes.InvalidArgument, `"x"`},
+		{"long policy", &api.Request{Model: "m", Policy: strings.Repeat("ü", 1<<20), Prompt: tokens}, codes.InvalidArgument, "policy"},
+		{"no tokens", &api.Request{Model: "m", Prompt: api.TokenIDs(nil)}, codes.InvalidArgument, "0 tokens"},
+		{"too many tokens", &api.Request{Model: "m", Prompt: api.TokenIDs(make([]uint32, 3<<20))}, codes.InvalidArgument, "limit"},
+		{"too many bytes", &api.Request{Model: "m", Prompt: api.TokenIDs(make([]uint32, 5<<20))}, codes.ResourceExhausted, "larger than max"},
+		{"keys of another size", &api.Request{Model: "m", Prompt: api.Keys([]uint64{1}, 32)}, codes.InvalidArgument, "blocks of 32"},
+		{"keys without size", &api.Request{Model: "m", Prompt: api.Keys([]uint64{1}, 0)}, codes.InvalidArgument, "block size is 0"},
+		{"no keys", &api.Request{Model: "m", Prompt: api.Keys(nil, 0)}, codes.InvalidArgument, "block size is 0"},
+		{"empty text", &api.Request{Model: "m", Prompt: api.Body(`{"prompt":""}`)}, codes.InvalidArgument, "empty"},
+		{"broken body", &api.Request{Model: "m", Prompt: api.Body("{")}, codes.InvalidArgument, "JSON"},
+		{"bad item", &api.Request{Model: "m", Prompt: &api.Prompt{Form: &api.Prompt_Tokens{Tokens: &api.Tokens{Ids: prompt, MultimodalItems: []*api.MultimodalItem{{Hash: "h", OffsetTokens: 99, LengthTokens: 2}}}}}}, codes.InvalidArgument, "item 0"},
+		{"empty reference", &api.Request{Model: "m", Prompt: tokens, Candidates: []*api.MemberRef{{}}}, codes.InvalidArgument, "names nobody"},
+		{"too many references", &api.Request{Model: "m", Prompt: tokens, Exclude: make([]*api.MemberRef, maxRefs+1)}, codes.InvalidArgument, "limit"},
+		{"all excluded", &api.Request{Model: "m", Prompt: tokens, Exclude: all}, codes.FailedPrecondition, "excluded by the request itself"},
+		{"candidate of nobody", &api.Request{Model: "m", Prompt: tokens, Candidates: []*api.MemberRef{{Ref: &api.MemberRef_Address{Address: "x"}}}}, codes.FailedPrecondition, "not among its candidates"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			_, err := h.client.Pick(t.Context(), &pb.PickRequest{Request: tc.req})
+			_, err := h.client.Pick(t.Context(), &api.PickRequest{Request: tc.req})
 			st := status.Convert(err)
 			if st.Code() != tc.code || !strings.Contains(st.Message(), tc.want) {
 				t.Errorf("%s: %.200s", st.Code(), st.Message())
@@ -296,7 +293,7 @@ func TestCodes(t *testing.T) {
 		for _, m := range h.fleet.View().Members {
 			h.fleet.Leave(m.ID)
 		}
-		_, err := h.client.Pick(t.Context(), &pb.PickRequest{Request: &pb.Request{Model: "m", Prompt: tokens}})
+		_, err := h.client.Pick(t.Context(), &api.PickRequest{Request: &api.Request{Model: "m", Prompt: tokens}})
 		if status.Code(err) != codes.Unavailable {
 			t.Error(err)
 		}
@@ -305,17 +302,17 @@ func TestCodes(t *testing.T) {
 
 func TestCandidatesAndExclude(t *testing.T) {
 	h := build(t, nil)
-	ref := map[string]*pb.MemberRef{
-		"member":  {Ref: &pb.MemberRef_Member{Member: name("b")}},
-		"pod":     {Ref: &pb.MemberRef_Pod{Pod: "pod-b"}},
-		"address": {Ref: &pb.MemberRef_Address{Address: "10.0.0.2:8000"}},
+	ref := map[string]*api.MemberRef{
+		"member":  {Ref: &api.MemberRef_MemberId{MemberId: name("b")}},
+		"pod":     {Ref: &api.MemberRef_Pod{Pod: "pod-b"}},
+		"address": {Ref: &api.MemberRef_Address{Address: "10.0.0.2:8000"}},
 	}
 	for kind, r := range ref {
-		one, err := h.client.Score(t.Context(), &pb.ScoreRequest{Request: &pb.Request{Model: "m", Candidates: []*pb.MemberRef{r}}})
+		one, err := h.client.Score(t.Context(), &api.ScoreRequest{Request: &api.Request{Model: "m", Candidates: []*api.MemberRef{r}}})
 		if err != nil || len(one.GetRanking().GetCandidates()) != 1 || one.GetRanking().GetCandidates()[0].GetMember().GetId() != name("b") {
 			t.Errorf("candidates by %s: %v, %v", kind, err, one)
 		}
-		two, err := h.client.Score(t.Context(), &pb.ScoreRequest{Request: &pb.Request{Model: "m", Exclude: []*pb.MemberRef{r}}})
+		two, err := h.client.Score(t.Context(), &api.ScoreRequest{Request: &api.Request{Model: "m", Exclude: []*api.MemberRef{r}}})
 		if err != nil || len(two.GetRanking().GetCandidates()) != 2 {
 			t.Errorf("exclude by %s: %v, %v", kind, err, two)
 		}
@@ -328,11 +325,10 @@ func TestTwoMillionTokens(t *testing.T) {
 	for i := range ids {
 		ids[i] = uint32(i % 150_000)
 	}
-	for form, req := range map[string]*pb.Request{
-		"ids":   {Model: "m", Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: ids}}},
-		"bytes": {Model: "m", Prompt: &pb.Request_TokenBytes{TokenBytes: bytesOf(ids)}},
+	for form, req := range map[string]*api.Request{
+		"ids": {Model: "m", Prompt: api.TokenIDs(ids)},
 	} {
-		resp, err := h.client.Score(t.Context(), &pb.ScoreRequest{Request: req})
+		resp, err := h.client.Score(t.Context(), &api.ScoreRequest{Request: req})
 		if err != nil || resp.GetRanking().GetPromptTokens() != 2_000_000 {
 			t.Errorf("%s: %v", form, err)
 		}
@@ -342,15 +338,15 @@ func TestTwoMillionTokens(t *testing.T) {
 func TestReport(t *testing.T) {
 	h := build(t, nil)
 	picked := func() string {
-		resp, err := h.client.Pick(t.Context(), &pb.PickRequest{Request: &pb.Request{Model: "m", Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: prompt}}}})
+		resp, err := h.client.Pick(t.Context(), &api.PickRequest{Request: &api.Request{Model: "m", Prompt: api.TokenIDs(prompt)}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return resp.GetDecision()
+		return resp.GetDecisionId()
 	}
 	d := picked()
-	state := func() *pb.MemberState {
-		f, err := h.client.Fleet(t.Context(), &pb.FleetRequest{})
+	state := func() *api.MemberState {
+		f, err := h.admin.ListMembers(t.Context(), &api.ListMembersRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -359,12 +355,12 @@ func TestReport(t *testing.T) {
 	if s := state(); s.GetReservedRequests() != 1 || s.GetReservedTokens() != 36 {
 		t.Errorf("after the pick: %v", s)
 	}
-	resp, err := h.client.Report(t.Context(), &pb.ReportRequest{Decision: d, Outcome: pb.Outcome_OUTCOME_FINISHED,
-		PromptTokens: proto.Uint64(100), CachedTokens: proto.Uint64(48)})
-	if err != nil || !resp.GetKnown() || resp.GetNote() != "" {
+	resp, err := h.client.Report(t.Context(), &api.ReportRequest{Reports: []*api.Report{{DecisionId: d, Outcome: api.Outcome_OUTCOME_FINISHED,
+		PromptTokens: proto.Uint32(100), CachedTokens: proto.Uint32(48)}}})
+	if err != nil || !recorded(resp) || resp.GetResults()[0].GetExplanation() != "" {
 		t.Fatal(err, resp)
 	}
-	if resp, err := h.client.Report(t.Context(), &pb.ReportRequest{Decision: picked(), Outcome: pb.Outcome_OUTCOME_CANCELLED, Member: "ns_nobody_0"}); err != nil || !resp.GetKnown() || !strings.Contains(resp.GetNote(), `no member "ns_nobody_0"`) {
+	if resp, err := h.client.Report(t.Context(), &api.ReportRequest{Reports: []*api.Report{{DecisionId: picked(), Outcome: api.Outcome_OUTCOME_CANCELLED, MemberId: "ns_nobody_0"}}}); err != nil || resp.GetResults()[0].GetStatus() != api.ReportStatus_REPORT_STATUS_UNKNOWN_MEMBER || !strings.Contains(resp.GetResults()[0].GetExplanation(), `no member "ns_nobody_0"`) {
 		t.Error(err, resp)
 	}
 	if s := state(); s.GetReservedTokens() != 0 || s.GetReportedPromptTokens() != 100 || s.GetReportedCachedTokens() != 48 ||
@@ -372,20 +368,43 @@ func TestReport(t *testing.T) {
 		t.Errorf("after the report: %v", s)
 	}
 	for _, id := range []string{d, "zz", "ffffffff", strings.Repeat("1", 1<<16)} {
-		if resp, err := h.client.Report(t.Context(), &pb.ReportRequest{Decision: id, Outcome: pb.Outcome_OUTCOME_FAILED}); err != nil || resp.GetKnown() {
+		if resp, err := h.client.Report(t.Context(), &api.ReportRequest{Reports: []*api.Report{{DecisionId: id, Outcome: api.Outcome_OUTCOME_FAILED}}}); err != nil || resp.GetResults()[0].GetStatus() != api.ReportStatus_REPORT_STATUS_UNKNOWN_DECISION {
 			t.Errorf("decision %.20q: %v, %v", id, err, resp)
 		}
 	}
-	for name, r := range map[string]*pb.ReportRequest{
-		"no decision":   {Outcome: pb.Outcome_OUTCOME_FINISHED},
-		"no outcome":    {Decision: d},
-		"strange":       {Decision: d, Outcome: 77},
-		"more than all": {Decision: d, Outcome: pb.Outcome_OUTCOME_FINISHED, PromptTokens: proto.Uint64(1), CachedTokens: proto.Uint64(2)},
-	} {
-		if _, err := h.client.Report(t.Context(), r); status.Code(err) != codes.InvalidArgument {
-			t.Errorf("%s: %v", name, err)
+	// Each report of a batch stands for itself.
+	bad := []*api.Report{
+		{Outcome: api.Outcome_OUTCOME_FINISHED},
+		{DecisionId: d},
+		{DecisionId: d, Outcome: 77},
+		{DecisionId: d, Outcome: api.Outcome_OUTCOME_FINISHED, PromptTokens: proto.Uint32(1), CachedTokens: proto.Uint32(2)},
+		{DecisionId: d, Outcome: api.Outcome_OUTCOME_FINISHED, TtftMs: proto.Float64(math.NaN())},
+		{DecisionId: d, Outcome: api.Outcome_OUTCOME_FINISHED, TtftMs: proto.Float64(-1)},
+		{DecisionId: picked(), Outcome: api.Outcome_OUTCOME_FINISHED},
+	}
+	resp, err = h.client.Report(t.Context(), &api.ReportRequest{Reports: bad})
+	if err != nil || len(resp.GetResults()) != len(bad) {
+		t.Fatal(err, resp)
+	}
+	for i, r := range resp.GetResults() {
+		want := api.ReportStatus_REPORT_STATUS_INVALID
+		if i == len(bad)-1 {
+			want = api.ReportStatus_REPORT_STATUS_RECORDED
+		}
+		if r.GetStatus() != want || (want == api.ReportStatus_REPORT_STATUS_INVALID) != (r.GetExplanation() != "") {
+			t.Errorf("report %d: %v, want %v", i, r, want)
 		}
 	}
+	if resp, err := h.client.Report(t.Context(), &api.ReportRequest{}); err != nil || len(resp.GetResults()) != 0 {
+		t.Error(err, resp)
+	}
+	if _, err := h.client.Report(t.Context(), &api.ReportRequest{Reports: make([]*api.Report, maxReports+1)}); status.Code(err) != codes.InvalidArgument {
+		t.Error(err)
+	}
+}
+
+func recorded(r *api.ReportResponse) bool {
+	return r.GetResults()[0].GetStatus() == api.ReportStatus_REPORT_STATUS_RECORDED
 }
 
 func TestFleet(t *testing.T) {
@@ -396,26 +415,26 @@ func TestFleet(t *testing.T) {
 	}
 	h.fleet.Heard(id, fleet.Info{Namespace: "ns", Pod: "other", Models: []string{"other"}}, nil, time.Now())
 	for model, want := range map[string]int{"": 4, "m": 3, "lora": 3, "other": 1, "none": 0} {
-		f, err := h.client.Fleet(t.Context(), &pb.FleetRequest{Model: model})
+		f, err := h.admin.ListMembers(t.Context(), &api.ListMembersRequest{Model: model})
 		if err != nil || len(f.GetMembers()) != want || !f.GetReady() {
 			t.Errorf("model %q: %v, %v", model, err, f)
 		}
 	}
-	f, _ := h.client.Fleet(t.Context(), &pb.FleetRequest{Model: "m"})
+	f, _ := h.admin.ListMembers(t.Context(), &api.ListMembersRequest{Model: "m"})
 	got := f.GetMembers()[0]
-	got.Picture.AgeMs, got.LoadAgeMs, got.Speed = 0, 0, nil
-	want := &pb.MemberState{
-		Member:  &pb.Member{Id: name("a"), Namespace: "ns", Pod: "pod-a", Address: "10.0.0.1:8000"},
-		Picture: &pb.Picture{Trust: pb.Trust_TRUST_EXACT, Epoch: 7, Sequence: 9},
-		Models:  []string{"m"}, Adapters: []string{"lora"}, EngineVersion: "0.32.0", BlockSize: size, Blocks: 1000,
-		HeldGpu: 4, HeldHost: 4, HeldDisk: 4, Running: proto.Uint32(0), Waiting: proto.Uint32(0), KvUsage: proto.Float64(0), Chosen: true,
+	got.CacheState.AgeMs, got.LoadAgeMs, got.Speed = 0, nil, nil
+	want := &api.MemberState{
+		Member:     &api.Member{Id: name("a"), Namespace: "ns", Pod: "pod-a", Address: "10.0.0.1:8000"},
+		CacheState: &api.CacheState{Trust: api.Trust_TRUST_EXACT, Epoch: 7, Sequence: 9},
+		Models:     []string{"m"}, Adapters: []string{"lora"}, EngineVersion: "0.32.0", BlockSizeTokens: size, CapacityBlocks: 1000,
+		HeldGpuBlocks: 4, HeldHostBlocks: 4, HeldDiskBlocks: 4, RunningRequests: proto.Uint32(0), WaitingRequests: proto.Uint32(0), KvUsage: proto.Float64(0),
 	}
 	if !proto.Equal(want, got) {
 		t.Errorf("%v\nwant %v", got, want)
 	}
-	f, _ = h.client.Fleet(t.Context(), &pb.FleetRequest{Model: "other"})
-	if s := f.GetMembers()[0]; s.Running != nil || s.Waiting != nil || s.KvUsage != nil || s.GetLoadAgeMs() != 1<<32-1 ||
-		s.GetPicture().GetTrust() != pb.Trust_TRUST_UNKNOWN {
+	f, _ = h.admin.ListMembers(t.Context(), &api.ListMembersRequest{Model: "other"})
+	if s := f.GetMembers()[0]; s.RunningRequests != nil || s.WaitingRequests != nil || s.KvUsage != nil || s.LoadAgeMs != nil ||
+		s.GetCacheState().GetTrust() != api.Trust_TRUST_UNKNOWN {
 		t.Errorf("what is not known is said: %v", s)
 	}
 }
@@ -424,11 +443,11 @@ func TestWatchSendsChanges(t *testing.T) {
 	h := build(t, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	stream, err := h.client.Watch(ctx, &pb.WatchRequest{IntervalMs: 1})
+	stream, err := h.admin.WatchMembers(ctx, &api.WatchMembersRequest{IntervalMs: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	next := func() *pb.FleetResponse {
+	next := func() *api.ListMembersResponse {
 		t.Helper()
 		m, err := stream.Recv()
 		if err != nil {
@@ -464,7 +483,7 @@ func TestWatchersAreBounded(t *testing.T) {
 	for range 2 {
 		ctx, cancel := context.WithCancel(t.Context())
 		open = append(open, cancel)
-		stream, err := h.client.Watch(ctx, &pb.WatchRequest{})
+		stream, err := h.admin.WatchMembers(ctx, &api.WatchMembersRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -472,7 +491,7 @@ func TestWatchersAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	stream, err := h.client.Watch(t.Context(), &pb.WatchRequest{})
+	stream, err := h.admin.WatchMembers(t.Context(), &api.WatchMembersRequest{})
 	if err == nil {
 		_, err = stream.Recv()
 	}
@@ -488,12 +507,12 @@ func TestWatchersAreBounded(t *testing.T) {
 func TestCallsAreBounded(t *testing.T) {
 	h := build(t, nil)
 	h.calls.Add(100)
-	_, err := h.client.Fleet(t.Context(), &pb.FleetRequest{})
+	_, err := h.admin.ListMembers(t.Context(), &api.ListMembersRequest{})
 	if status.Code(err) != codes.ResourceExhausted || h.Stats().Refused != 1 {
 		t.Error(err, h.Stats())
 	}
 	h.calls.Add(-1)
-	if _, err := h.client.Fleet(t.Context(), &pb.FleetRequest{}); err != nil {
+	if _, err := h.admin.ListMembers(t.Context(), &api.ListMembersRequest{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -514,15 +533,15 @@ func TestDeadlines(t *testing.T) {
 	in := intake.New(intake.Config{Engines: func(string) ([]string, error) { return []string{engine.URL}, nil }, Timeout: time.Minute})
 	defer in.Close()
 	h := build(t, func(c *Config) { c.Intake, c.CallTimeout = in, 300*time.Millisecond })
-	req := &pb.ScoreRequest{Request: &pb.Request{Model: "m", Prompt: &pb.Request_Text{Text: "x"}}}
+	req := &api.ScoreRequest{Request: &api.Request{Model: "m", Prompt: api.Body(`{"prompt":"x"}`)}}
 	resp, err := h.client.Score(t.Context(), req)
-	if err != nil || resp.GetRanking().GetFallback() == "" {
+	if err != nil || resp.GetRanking().Lacks() == "" {
 		t.Errorf("without a deadline: %v, %v", err, resp)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
 	defer cancel()
 	resp, err = h.client.Score(ctx, req)
-	if err != nil || resp.GetRanking().GetFallback() == "" {
+	if err != nil || resp.GetRanking().Lacks() == "" {
 		t.Errorf("with a deadline: %v, %v", err, resp)
 	}
 	gone, cancel := context.WithCancel(t.Context())
@@ -543,10 +562,10 @@ func TestPanicsBecomeErrors(t *testing.T) {
 		}
 	})
 	ready = false
-	if _, err := h.client.Fleet(t.Context(), &pb.FleetRequest{}); status.Code(err) != codes.Internal {
+	if _, err := h.admin.ListMembers(t.Context(), &api.ListMembersRequest{}); status.Code(err) != codes.Internal {
 		t.Error(err)
 	}
-	stream, err := h.client.Watch(t.Context(), &pb.WatchRequest{})
+	stream, err := h.admin.WatchMembers(t.Context(), &api.WatchMembersRequest{})
 	if err == nil {
 		_, err = stream.Recv()
 	}
@@ -562,8 +581,8 @@ func TestPanicsBecomeErrors(t *testing.T) {
 }
 
 func TestReferencesKeepTheirKind(t *testing.T) {
-	got, err := refs("candidates", []*pb.MemberRef{
-		{Ref: &pb.MemberRef_Pod{Pod: "a"}}, {Ref: &pb.MemberRef_Member{Member: "b"}}, {Ref: &pb.MemberRef_Address{Address: "c"}},
+	got, err := refs("candidates", []*api.MemberRef{
+		{Ref: &api.MemberRef_Pod{Pod: "a"}}, {Ref: &api.MemberRef_MemberId{MemberId: "b"}}, {Ref: &api.MemberRef_Address{Address: "c"}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -575,30 +594,30 @@ func TestReferencesKeepTheirKind(t *testing.T) {
 
 func TestExplainShowsTwoPolicies(t *testing.T) {
 	h := build(t, nil)
-	resp, err := h.client.Explain(t.Context(), &pb.ExplainRequest{Request: ask("m").GetRequest(), Shadow: "round-robin"})
+	resp, err := h.admin.Explain(t.Context(), &api.ExplainRequest{Request: ask("m").GetRequest(), ShadowPolicy: "round-robin"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := resp.GetCounterfactual()
-	if len(resp.GetRanking().GetCandidates()) != 3 || len(resp.GetShadow().GetCandidates()) != 3 ||
-		resp.GetRanking().GetPolicy() != "default" || resp.GetShadow().GetPolicy() != "round-robin" || c.GetPolicy() != "round-robin" {
+	if len(resp.GetRanking().GetCandidates()) != 3 || len(resp.GetShadowRanking().GetCandidates()) != 3 ||
+		resp.GetRanking().GetPolicy() != "default" || resp.GetShadowRanking().GetPolicy() != "round-robin" || c.GetPolicy() != "round-robin" {
 		t.Fatalf("%v", resp)
 	}
-	was, would := resp.GetRanking().GetCandidates()[0], resp.GetShadow().GetCandidates()[0]
+	was, would := resp.GetRanking().GetCandidates()[0], resp.GetShadowRanking().GetCandidates()[0]
 	if c.GetMember().GetId() != would.GetMember().GetId() || c.GetSame() != (was.GetMember().GetId() == would.GetMember().GetId()) ||
 		c.GetTotalMs() != would.GetCost().GetTotalMs()-was.GetCost().GetTotalMs() {
 		t.Errorf("%v of %v and %v", c, was, would)
 	}
-	resp, err = h.client.Explain(t.Context(), &pb.ExplainRequest{Request: ask("m").GetRequest()})
-	if err != nil || resp.GetShadow() != nil || resp.GetCounterfactual() != nil {
+	resp, err = h.admin.Explain(t.Context(), &api.ExplainRequest{Request: ask("m").GetRequest()})
+	if err != nil || resp.GetShadowRanking() != nil || resp.GetCounterfactual() != nil {
 		t.Errorf("without a second policy: %v, %v", resp, err)
 	}
 	for shadow, want := range map[string]codes.Code{"nonsense": codes.InvalidArgument} {
-		if _, err := h.client.Explain(t.Context(), &pb.ExplainRequest{Request: ask("m").GetRequest(), Shadow: shadow}); status.Code(err) != want {
+		if _, err := h.admin.Explain(t.Context(), &api.ExplainRequest{Request: ask("m").GetRequest(), ShadowPolicy: shadow}); status.Code(err) != want {
 			t.Errorf("shadow %q: %v", shadow, err)
 		}
 	}
-	if _, err := h.client.Explain(t.Context(), &pb.ExplainRequest{}); status.Code(err) != codes.InvalidArgument {
+	if _, err := h.admin.Explain(t.Context(), &api.ExplainRequest{}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("without a request: %v", err)
 	}
 }
@@ -606,25 +625,30 @@ func TestExplainShowsTwoPolicies(t *testing.T) {
 func TestFleetSaysSpeedAndFailures(t *testing.T) {
 	h := build(t, nil)
 	for range 3 {
-		d, err := h.client.Pick(t.Context(), &pb.PickRequest{Request: ask("m").GetRequest()})
+		d, err := h.client.Pick(t.Context(), &api.PickRequest{Request: ask("m").GetRequest()})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := h.client.Report(t.Context(), &pb.ReportRequest{Decision: d.GetDecision(), Outcome: pb.Outcome_OUTCOME_FAILED, Member: name("b")}); err != nil {
+		if _, err := h.client.Report(t.Context(), &api.ReportRequest{Reports: []*api.Report{{DecisionId: d.GetDecisionId(), Outcome: api.Outcome_OUTCOME_FAILED, MemberId: name("b")}}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	state, err := h.client.Fleet(t.Context(), &pb.FleetRequest{})
+	state, err := h.admin.ListMembers(t.Context(), &api.ListMembersRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, m := range state.GetMembers() {
 		failing := m.GetMember().GetId() == name("b")
-		if failing != (m.GetFailingMs() > 0) || failing == m.GetChosen() {
-			t.Errorf("%s: failing for %d ms, chosen %v", m.GetMember().GetId(), m.GetFailingMs(), m.GetChosen())
+		if failing != (m.GetFailingForMs() > 0) || failing != (m.GetIneligible() == api.Ineligible_INELIGIBLE_FAILING) {
+			t.Errorf("%s: failing for %v ms, %v", m.GetMember().GetId(), m.GetFailingForMs(), m.GetIneligible())
 		}
 		if sp := m.GetSpeed(); !(sp.GetTokenMs() > 0) || sp.GetLearned() {
 			t.Errorf("%s: %v", m.GetMember().GetId(), sp)
 		}
 	}
+}
+
+// fleetOf is a member that serves one model.
+func fleetOf(model string) fleet.Info {
+	return fleet.Info{Heartbeat: time.Minute, Namespace: "ns", Pod: "pod-" + model, PodUID: "uid-" + model, Models: []string{model}, BlockSize: size}
 }

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
 )
 
@@ -20,24 +20,24 @@ func TestHeaderAndBodyKeyAgree(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	place := func(r *pb.Request) string {
+	place := func(r *api.Request) string {
 		t.Helper()
 		r.Model, r.Policy = "m", "session"
-		answer, err := h.client.Score(t.Context(), &pb.ScoreRequest{Request: r})
+		answer, err := h.client.Score(t.Context(), &api.ScoreRequest{Request: r})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return answer.GetRanking().GetCandidates()[0].GetMember().GetId()
 	}
-	body := func(id int) *pb.Request_OpenaiBody {
-		return &pb.Request_OpenaiBody{OpenaiBody: fmt.Appendf(nil, `{"prompt":[1,2,3,%d],"extra_body":{"decode_id":"s%d"}}`, id, id)}
+	body := func(id int) *api.Prompt {
+		return api.Body(fmt.Sprintf(`{"prompt":[1,2,3,%d],"extra_body":{"decode_id":"s%d"}}`, id, id))
 	}
 	members, strays := make(map[string]bool), 0
 	for i := range 40 {
 		id := fmt.Sprintf("s%d", i)
-		want := place(&pb.Request{Session: id})
+		want := place(&api.Request{SessionId: id})
 		members[want] = true
-		if place(&pb.Request{Headers: map[string]string{"X-Session-Id": id}}) == want {
+		if place(&api.Request{Headers: map[string]string{"X-Session-Id": id}}) == want {
 			strays++ // until the scheduler is told of the header
 		}
 	}
@@ -47,12 +47,12 @@ func TestHeaderAndBodyKeyAgree(t *testing.T) {
 	h.cfg.Intake.SetSessions(s)
 	for i := range 40 {
 		id := fmt.Sprintf("s%d", i)
-		want := place(&pb.Request{Session: id})
-		for form, r := range map[string]*pb.Request{
+		want := place(&api.Request{SessionId: id})
+		for form, r := range map[string]*api.Request{
 			"header":      {Headers: map[string]string{"X-Session-Id": id, "other": "x"}},
 			"body":        {Prompt: body(i)},
-			"chat":        {Prompt: &pb.Request_Chat{Chat: &pb.Chat{MessagesJson: []byte(`[]`), ExtraJson: fmt.Appendf(nil, `{"extra_body":{"decode_id":%q}}`, id)}}},
-			"own wins":    {Session: id, Headers: map[string]string{"x-session-id": "another"}, Prompt: body(i + 1)},
+			"chat":        {Prompt: api.Body(fmt.Sprintf(`{"messages":[],"extra_body":{"decode_id":%q}}`, id))},
+			"own wins":    {SessionId: id, Headers: map[string]string{"x-session-id": "another"}, Prompt: body(i + 1)},
 			"header wins": {Headers: map[string]string{"x-session-id": id}, Prompt: body(i + 1)},
 		} {
 			if got := place(r); got != want {
@@ -64,7 +64,7 @@ func TestHeaderAndBodyKeyAgree(t *testing.T) {
 	for i := range intake.MaxHeaders + 1 {
 		headers[fmt.Sprint(i)] = ""
 	}
-	_, err = h.client.Score(t.Context(), &pb.ScoreRequest{Request: &pb.Request{Model: "m", Headers: headers}})
+	_, err = h.client.Score(t.Context(), &api.ScoreRequest{Request: &api.Request{Model: "m", Headers: headers}})
 	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "257 headers") {
 		t.Errorf("too many headers: %v", err)
 	}

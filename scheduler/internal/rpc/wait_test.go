@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvscout/kvscout/e2e/await"
-	"github.com/kvscout/kvscout/protocol/pb"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler/internal/admission"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
@@ -43,11 +43,11 @@ func waitingRoom(t *testing.T, r admission.Rules, change ...func(*Config)) *hous
 }
 
 // on asks for member a alone.
-func on(r *pb.Request) *pb.PickRequest {
+func on(r *api.Request) *api.PickRequest {
 	r.Model = "m"
-	r.Prompt = &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: prompt}}
-	r.Candidates = []*pb.MemberRef{{Ref: &pb.MemberRef_Member{Member: name("a")}}}
-	return &pb.PickRequest{Request: r}
+	r.Prompt = api.TokenIDs(prompt)
+	r.Candidates = []*api.MemberRef{{Ref: &api.MemberRef_MemberId{MemberId: name("a")}}}
+	return &api.PickRequest{Request: r}
 }
 
 func (h *house) untilWaiting(t *testing.T, n int) {
@@ -57,7 +57,7 @@ func (h *house) untilWaiting(t *testing.T, n int) {
 
 func (h *house) finish(t *testing.T, decision string) {
 	t.Helper()
-	if _, err := h.client.Report(t.Context(), &pb.ReportRequest{Decision: decision, Outcome: pb.Outcome_OUTCOME_FINISHED}); err != nil {
+	if _, err := h.client.Report(t.Context(), &api.ReportRequest{Reports: []*api.Report{{DecisionId: decision, Outcome: api.Outcome_OUTCOME_FINISHED}}}); err != nil {
 		t.Error(err)
 	}
 }
@@ -68,11 +68,11 @@ func TestQueuedPicksAreAnsweredInSlackOrder(t *testing.T) {
 	var mu sync.Mutex
 	var order []string
 	var g sync.WaitGroup
-	for i, r := range []*pb.Request{
-		{Id: "none"}, {Id: "relaxed", Slo: &pb.Slo{TtftMs: 8000}}, {Id: "urgent", Slo: &pb.Slo{TtftMs: 1}}, {Id: "important", Priority: 2},
+	for i, r := range []*api.Request{
+		{RequestId: "none"}, {RequestId: "relaxed", Slo: &api.Slo{TtftMs: 8000}}, {RequestId: "urgent", Slo: &api.Slo{TtftMs: 1}}, {RequestId: "important", Priority: 2},
 	} {
 		g.Go(func() {
-			id := r.GetId()
+			id := r.GetRequestId()
 			answer, err := h.client.Pick(t.Context(), on(r))
 			if err != nil {
 				t.Errorf("%s: %v", id, err)
@@ -84,7 +84,7 @@ func TestQueuedPicksAreAnsweredInSlackOrder(t *testing.T) {
 			mu.Lock()
 			order = append(order, id)
 			mu.Unlock()
-			h.finish(t, answer.GetDecision())
+			h.finish(t, answer.GetDecisionId())
 		})
 		h.untilWaiting(t, i+1)
 	}
@@ -104,11 +104,11 @@ func TestOneThatIsCancelledLeavesItsPlace(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	left := make(chan error, 1)
 	go func() {
-		_, err := h.client.Pick(ctx, on(&pb.Request{}))
+		_, err := h.client.Pick(ctx, on(&api.Request{}))
 		left <- err
 	}()
 	h.untilWaiting(t, 1)
-	_, err := h.client.Pick(t.Context(), on(&pb.Request{}))
+	_, err := h.client.Pick(t.Context(), on(&api.Request{}))
 	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "-queue-length") {
 		t.Errorf("a full queue: %v", err)
 	}
@@ -119,7 +119,7 @@ func TestOneThatIsCancelledLeavesItsPlace(t *testing.T) {
 	h.untilWaiting(t, 0)
 	h.finish(t, first)
 	// Its place is free: nothing is charged any more.
-	second, err := h.client.Pick(t.Context(), on(&pb.Request{}))
+	second, err := h.client.Pick(t.Context(), on(&api.Request{}))
 	if err != nil || second.GetRanking().GetQueuedMs() > 0 {
 		t.Errorf("%v, %v", second, err)
 	}
@@ -135,7 +135,7 @@ func TestADeadlineEndsTheWait(t *testing.T) {
 			ctx, cancel = context.WithTimeout(ctx, wait)
 			defer cancel()
 		}
-		_, err := h.client.Pick(ctx, on(&pb.Request{}))
+		_, err := h.client.Pick(ctx, on(&api.Request{}))
 		if status.Code(err) != codes.DeadlineExceeded {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -152,7 +152,7 @@ func TestCloseEndsTheWait(t *testing.T) {
 	errs := make(chan error, 5)
 	for range cap(errs) {
 		go func() {
-			_, err := h.client.Pick(t.Context(), on(&pb.Request{}))
+			_, err := h.client.Pick(t.Context(), on(&api.Request{}))
 			errs <- err
 		}()
 	}
@@ -177,10 +177,10 @@ func TestManyComeAndGo(t *testing.T) {
 				ctx, cancel = context.WithTimeout(ctx, time.Duration(i)*time.Millisecond)
 				defer cancel()
 			}
-			answer, err := h.client.Pick(ctx, on(&pb.Request{Tenant: fmt.Sprint(i % 4), Priority: int32(i % 2)}))
+			answer, err := h.client.Pick(ctx, on(&api.Request{Tenant: fmt.Sprint(i % 4), Priority: int32(i % 2)}))
 			switch code := status.Code(err); {
 			case code == codes.OK:
-				h.finish(t, answer.GetDecision())
+				h.finish(t, answer.GetDecisionId())
 			case code == codes.DeadlineExceeded && i%3 == 0:
 			default:
 				t.Errorf("%d: %v", i, err)
@@ -206,24 +206,24 @@ func TestTheRulesChangeWhileRequestsWait(t *testing.T) {
 	}
 	pick := func() string {
 		t.Helper()
-		answer, err := h.client.Pick(t.Context(), on(&pb.Request{}))
+		answer, err := h.client.Pick(t.Context(), on(&api.Request{}))
 		if err != nil {
 			t.Fatal(err)
 		}
-		return answer.GetDecision()
+		return answer.GetDecisionId()
 	}
 	open := []string{pick(), pick()} // without a queue nobody waits
 	h.SetAdmission(rules(1))
 	waited := make(chan string, 1)
 	go func() {
-		answer, err := h.client.Pick(t.Context(), on(&pb.Request{}))
+		answer, err := h.client.Pick(t.Context(), on(&api.Request{}))
 		if err != nil {
 			t.Error(err)
 		}
-		waited <- answer.GetDecision()
+		waited <- answer.GetDecisionId()
 	}()
 	h.untilWaiting(t, 1)
-	if _, err := h.client.Pick(t.Context(), on(&pb.Request{})); status.Code(err) != codes.ResourceExhausted {
+	if _, err := h.client.Pick(t.Context(), on(&api.Request{})); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("beyond the length: %v", err)
 	}
 	h.SetAdmission(rules(0))
@@ -237,22 +237,22 @@ func TestTheRulesChangeWhileRequestsWait(t *testing.T) {
 // occupy keeps member a busy for as long as the test takes.
 func (h *house) occupy(t *testing.T) (decision string) {
 	t.Helper()
-	first, err := h.client.Pick(t.Context(), on(&pb.Request{}))
+	first, err := h.client.Pick(t.Context(), on(&api.Request{}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.client.Report(t.Context(), &pb.ReportRequest{Decision: first.GetDecision(), Outcome: pb.Outcome_OUTCOME_FIRST_TOKEN}); err != nil {
+	if _, err := h.client.Report(t.Context(), &api.ReportRequest{Reports: []*api.Report{{DecisionId: first.GetDecisionId(), Outcome: api.Outcome_OUTCOME_FIRST_TOKEN}}}); err != nil {
 		t.Fatal(err)
 	}
 	if queued := first.GetRanking().GetQueuedMs(); queued != 0 {
 		t.Errorf("the first waited for %v ms", queued)
 	}
-	return first.GetDecision()
+	return first.GetDecisionId()
 }
 
 // pick asks for a member of a model.
-func (h *house) pick(ctx context.Context, model string) (*pb.PickResponse, error) {
-	return h.client.Pick(ctx, &pb.PickRequest{Request: &pb.Request{Model: model, Prompt: &pb.Request_Tokens{Tokens: &pb.Tokens{Ids: prompt}}}})
+func (h *house) pick(ctx context.Context, model string) (*api.PickResponse, error) {
+	return h.client.Pick(ctx, &api.PickRequest{Request: &api.Request{Model: model, Prompt: api.TokenIDs(prompt)}})
 }
 
 // The queue of one model is full: another model answers at once, with calls left
@@ -265,12 +265,12 @@ func TestAFullQueueIsItsModelsOwn(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var g sync.WaitGroup
 	for i := range waiting {
-		g.Go(func() { _, _ = h.client.Pick(ctx, on(&pb.Request{})) })
+		g.Go(func() { _, _ = h.client.Pick(ctx, on(&api.Request{})) })
 		if i%50 == 49 {
 			h.untilWaiting(t, i+1)
 		}
 	}
-	if _, err := h.client.Pick(t.Context(), on(&pb.Request{})); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "the queue is full") {
+	if _, err := h.client.Pick(t.Context(), on(&api.Request{})); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "the queue is full") {
 		t.Errorf("one more for the busy model: %v", err)
 	}
 	answer, err := h.pick(t.Context(), "idle")
@@ -290,7 +290,7 @@ func TestPinnedPicksDoNotHoldOthers(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var g sync.WaitGroup
 	for range 64 {
-		g.Go(func() { _, _ = h.client.Pick(ctx, on(&pb.Request{})) })
+		g.Go(func() { _, _ = h.client.Pick(ctx, on(&api.Request{})) })
 	}
 	h.untilWaiting(t, 64)
 	// The other members are idle; what this takes is the machine's.
@@ -333,7 +333,7 @@ func TestAPanicInAWaitingPickEndsItAlone(t *testing.T) {
 		t.Errorf("%v, %d panics", err, h.Stats().Panics)
 	}
 	blocks(0)
-	picker.Report(pick.Report{Decision: first.GetDecision(), Outcome: fleet.Finished}, time.Now())
+	picker.Report(pick.Report{Decision: first.GetDecisionId(), Outcome: fleet.Finished}, time.Now())
 	if _, err := h.pick(t.Context(), "m"); err != nil {
 		t.Errorf("the next one: %v", err)
 	}

@@ -51,7 +51,7 @@ func begun(t *testing.T, c Config) *run {
 func (r *run) believed(t *testing.T, tokens int) []float64 {
 	t.Helper()
 	s := r.placer.(*scout)
-	d, err := s.picker.Pick(&pick.Request{Model: Model, Prompt: pick.Prompt{BlockSize: r.cfg.blockSize, Length: tokens}}, s.clock())
+	d, err := s.picker.Pick(&pick.Request{Model: Model, Top: -1, Prompt: pick.Prompt{BlockSize: r.cfg.blockSize, Length: tokens}}, s.clock())
 	if err != nil {
 		t.Fatal(err)
 	}

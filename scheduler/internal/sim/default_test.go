@@ -26,7 +26,7 @@ func compare(t *testing.T, c Config) (ours, blind Result, learned []float64) {
 		t.Fatal(err)
 	}
 	s := r.placer.(*scout)
-	d, err := s.picker.Pick(&pick.Request{Model: Model, Prompt: pick.Prompt{BlockSize: 64, Length: 4000}}, s.clock())
+	d, err := s.picker.Pick(&pick.Request{Model: Model, Top: -1, Prompt: pick.Prompt{BlockSize: 64, Length: 4000}}, s.clock())
 	if err != nil {
 		t.Fatal(err)
 	}

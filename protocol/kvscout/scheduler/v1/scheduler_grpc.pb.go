@@ -2,11 +2,11 @@
 // versions:
 // - protoc-gen-go-grpc v1.6.0
 // - protoc             (unknown)
-// source: pb/scheduler.proto
+// source: kvscout/scheduler/v1/scheduler.proto
 
-// What proxies and people ask the scheduler.
+// What proxies ask the scheduler.
 
-package pb
+package api
 
 import (
 	context "context"
@@ -21,34 +21,26 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Scheduler_Pick_FullMethodName    = "/kvscout.scheduler.v1.Scheduler/Pick"
-	Scheduler_Score_FullMethodName   = "/kvscout.scheduler.v1.Scheduler/Score"
-	Scheduler_Explain_FullMethodName = "/kvscout.scheduler.v1.Scheduler/Explain"
-	Scheduler_Report_FullMethodName  = "/kvscout.scheduler.v1.Scheduler/Report"
-	Scheduler_Fleet_FullMethodName   = "/kvscout.scheduler.v1.Scheduler/Fleet"
-	Scheduler_Watch_FullMethodName   = "/kvscout.scheduler.v1.Scheduler/Watch"
+	Scheduler_Pick_FullMethodName   = "/kvscout.scheduler.v1.Scheduler/Pick"
+	Scheduler_Score_FullMethodName  = "/kvscout.scheduler.v1.Scheduler/Score"
+	Scheduler_Report_FullMethodName = "/kvscout.scheduler.v1.Scheduler/Report"
 )
 
 // SchedulerClient is the client API for Scheduler service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Scheduler ranks the members of a fleet of LLM engines for a request.
+// Scheduler ranks the members of a fleet of LLM engines for a request. Its
+// errors carry a google.rpc.ErrorInfo, whose reason is an ErrorReason, and
+// where waiting helps a google.rpc.RetryInfo.
 type SchedulerClient interface {
 	// Pick ranks the candidates, reserves capacity on the first and names the
 	// decision, so that Report can close it.
 	Pick(ctx context.Context, in *PickRequest, opts ...grpc.CallOption) (*PickResponse, error)
 	// Score ranks the candidates and changes nothing.
 	Score(ctx context.Context, in *ScoreRequest, opts ...grpc.CallOption) (*ScoreResponse, error)
-	// Explain ranks the candidates by the policy that decides and by another one,
-	// with every part of every cost, and changes nothing.
-	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
-	// Report tells what became of a decision. It is optional: reservations expire.
+	// Report tells what became of decisions. It is optional: reservations expire.
 	Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportResponse, error)
-	// Fleet says who is there, how loaded, and how far each picture is trusted.
-	Fleet(ctx context.Context, in *FleetRequest, opts ...grpc.CallOption) (*FleetResponse, error)
-	// Watch sends the fleet now and again whenever it changed.
-	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 }
 
 type schedulerClient struct {
@@ -79,16 +71,6 @@ func (c *schedulerClient) Score(ctx context.Context, in *ScoreRequest, opts ...g
 	return out, nil
 }
 
-func (c *schedulerClient) Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(ExplainResponse)
-	err := c.cc.Invoke(ctx, Scheduler_Explain_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 func (c *schedulerClient) Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReportResponse)
@@ -99,55 +81,21 @@ func (c *schedulerClient) Report(ctx context.Context, in *ReportRequest, opts ..
 	return out, nil
 }
 
-func (c *schedulerClient) Fleet(ctx context.Context, in *FleetRequest, opts ...grpc.CallOption) (*FleetResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(FleetResponse)
-	err := c.cc.Invoke(ctx, Scheduler_Fleet_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *schedulerClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Scheduler_ServiceDesc.Streams[0], Scheduler_Watch_FullMethodName, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	x := &grpc.GenericClientStream[WatchRequest, WatchResponse]{ClientStream: stream}
-	if err := x.ClientStream.SendMsg(in); err != nil {
-		return nil, err
-	}
-	if err := x.ClientStream.CloseSend(); err != nil {
-		return nil, err
-	}
-	return x, nil
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Scheduler_WatchClient = grpc.ServerStreamingClient[WatchResponse]
-
 // SchedulerServer is the server API for Scheduler service.
 // All implementations must embed UnimplementedSchedulerServer
 // for forward compatibility.
 //
-// Scheduler ranks the members of a fleet of LLM engines for a request.
+// Scheduler ranks the members of a fleet of LLM engines for a request. Its
+// errors carry a google.rpc.ErrorInfo, whose reason is an ErrorReason, and
+// where waiting helps a google.rpc.RetryInfo.
 type SchedulerServer interface {
 	// Pick ranks the candidates, reserves capacity on the first and names the
 	// decision, so that Report can close it.
 	Pick(context.Context, *PickRequest) (*PickResponse, error)
 	// Score ranks the candidates and changes nothing.
 	Score(context.Context, *ScoreRequest) (*ScoreResponse, error)
-	// Explain ranks the candidates by the policy that decides and by another one,
-	// with every part of every cost, and changes nothing.
-	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
-	// Report tells what became of a decision. It is optional: reservations expire.
+	// Report tells what became of decisions. It is optional: reservations expire.
 	Report(context.Context, *ReportRequest) (*ReportResponse, error)
-	// Fleet says who is there, how loaded, and how far each picture is trusted.
-	Fleet(context.Context, *FleetRequest) (*FleetResponse, error)
-	// Watch sends the fleet now and again whenever it changed.
-	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	mustEmbedUnimplementedSchedulerServer()
 }
 
@@ -164,17 +112,8 @@ func (UnimplementedSchedulerServer) Pick(context.Context, *PickRequest) (*PickRe
 func (UnimplementedSchedulerServer) Score(context.Context, *ScoreRequest) (*ScoreResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Score not implemented")
 }
-func (UnimplementedSchedulerServer) Explain(context.Context, *ExplainRequest) (*ExplainResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Explain not implemented")
-}
 func (UnimplementedSchedulerServer) Report(context.Context, *ReportRequest) (*ReportResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Report not implemented")
-}
-func (UnimplementedSchedulerServer) Fleet(context.Context, *FleetRequest) (*FleetResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Fleet not implemented")
-}
-func (UnimplementedSchedulerServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
-	return status.Error(codes.Unimplemented, "method Watch not implemented")
 }
 func (UnimplementedSchedulerServer) mustEmbedUnimplementedSchedulerServer() {}
 func (UnimplementedSchedulerServer) testEmbeddedByValue()                   {}
@@ -233,24 +172,6 @@ func _Scheduler_Score_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Scheduler_Explain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(ExplainRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(SchedulerServer).Explain(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Scheduler_Explain_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(SchedulerServer).Explain(ctx, req.(*ExplainRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 func _Scheduler_Report_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ReportRequest)
 	if err := dec(in); err != nil {
@@ -269,35 +190,6 @@ func _Scheduler_Report_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Scheduler_Fleet_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(FleetRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(SchedulerServer).Fleet(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Scheduler_Fleet_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(SchedulerServer).Fleet(ctx, req.(*FleetRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _Scheduler_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
-	m := new(WatchRequest)
-	if err := stream.RecvMsg(m); err != nil {
-		return err
-	}
-	return srv.(SchedulerServer).Watch(m, &grpc.GenericServerStream[WatchRequest, WatchResponse]{ServerStream: stream})
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Scheduler_WatchServer = grpc.ServerStreamingServer[WatchResponse]
-
 // Scheduler_ServiceDesc is the grpc.ServiceDesc for Scheduler service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -314,24 +206,10 @@ var Scheduler_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Scheduler_Score_Handler,
 		},
 		{
-			MethodName: "Explain",
-			Handler:    _Scheduler_Explain_Handler,
-		},
-		{
 			MethodName: "Report",
 			Handler:    _Scheduler_Report_Handler,
 		},
-		{
-			MethodName: "Fleet",
-			Handler:    _Scheduler_Fleet_Handler,
-		},
 	},
-	Streams: []grpc.StreamDesc{
-		{
-			StreamName:    "Watch",
-			Handler:       _Scheduler_Watch_Handler,
-			ServerStreams: true,
-		},
-	},
-	Metadata: "pb/scheduler.proto",
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "kvscout/scheduler/v1/scheduler.proto",
 }

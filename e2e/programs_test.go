@@ -10,15 +10,29 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvscout/kvscout/agent"
+	"github.com/kvscout/kvscout/scheduler"
 )
 
 // TestImages reads the files that images are made of: where the programs
 // listen, whom they trust, and what goes into the build.
 func TestImages(t *testing.T) {
 	t.Parallel()
-	for name, want := range map[string]struct{ admin, ports string }{
-		"agent": {":9478", "9478"}, "scheduler": {":9479", "50051 9479 4222"},
+	a, s := agent.Defaults(), scheduler.Defaults()
+	a.NATSURL = "nats://nats:4222"
+	for name, want := range map[string]struct {
+		admin, ports string
+		accepts      func(admin string) error
+	}{
+		"agent":     {":9478", "9478", func(admin string) error { a.AdminAddress = admin; return a.Validate() }},
+		"scheduler": {":9479", "50051 9479 4222", func(admin string) error { s.AdminAddress = admin; return s.Validate() }},
 	} {
+		// Whatever the image says, its program must take.
+		everywhere := "0.0.0.0" + want.admin
+		if err := want.accepts(everywhere); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 		text := read(t, "../Dockerfile."+name)
 		stages := strings.Split(text, "\nFROM scratch")[1:]
 		if len(stages) != 2 {
@@ -27,7 +41,7 @@ func TestImages(t *testing.T) {
 		for i, stage := range stages {
 			stage, _, _ = strings.Cut(stage, "\nFROM ")
 			for _, line := range []string{
-				"ENV KVSCOUT_ADMIN_ADDRESS=" + want.admin, "EXPOSE " + want.ports, "/etc/ssl/certs/", "USER 65532:65532", `ENTRYPOINT ["/kvscout-` + name + `"]`,
+				"ENV KVSCOUT_ADMIN_ADDRESS=" + everywhere, "EXPOSE " + want.ports, "/etc/ssl/certs/", "USER 65532:65532", `ENTRYPOINT ["/kvscout-` + name + `"]`,
 			} {
 				if !strings.Contains(stage, line) {
 					t.Errorf("image %d of %s lacks %s", i, name, line)

@@ -8,7 +8,7 @@ shift 2
 rm -rf "$folder"
 for place in one another-place; do
   mkdir -p "$folder/$place"
-  git clone --quiet --no-tags "file://$PWD" "$folder/$place/source"
+  git -c advice.detachedHead=false clone --quiet --no-tags "file://$PWD" "$folder/$place/source"
   (cd "$folder/$place/source" && eval "$build -o '$folder/$place/'" "$@")
   export GOCACHE="$folder/cache"
   rm -rf "$folder/$place/source"

@@ -19,7 +19,7 @@ const addressEvery = time.Second
 // address is what the members announce.
 func (a *Agent) address() string { return cmp.Or(a.cfg.Address, a.engine.Address()) }
 
-// unreachable says that others cannot reach the announced address, as far as
+// unreachable says that the announced address cannot be reached from other machines, as far as
 // that can be told from here; empty: they can.
 func (a *Agent) unreachable() string {
 	conn := a.conn.Load()
@@ -78,7 +78,7 @@ func (a *Agent) watchAddress(ctx context.Context, conn *nats.Conn) {
 		}
 		if why := a.unreachable(); why != said {
 			if why != "" {
-				a.cfg.Log.Warn("others cannot reach the announced address", "why", why)
+				a.cfg.Log.Warn("the announced address cannot be reached from other machines", "why", why)
 			}
 			said = why
 		}

@@ -105,7 +105,7 @@ func disbelief(own pb.Trust, reason string, opinions []publish.Opinion) string {
 	if own == pb.Trust_TRUST_SYNCING {
 		return reason
 	}
-	why := "no scheduler has said what it makes of this member"
+	why := "no scheduler has sent a verdict on this member"
 	for _, o := range opinions {
 		switch {
 		case o.Refused != "":

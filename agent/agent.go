@@ -56,7 +56,7 @@ type Agent struct {
 // activity is what runs for one rank.
 type activity struct {
 	publisher *publish.Publisher
-	keeper    *keeper // nil: nothing is kept
+	saver     *saver // nil: nothing is kept
 	stop      context.CancelFunc
 }
 
@@ -75,7 +75,7 @@ func New(cfg Config) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{cfg: cfg, limit: limit, engine: engine, active: make(map[*rank]*activity)}
-	a.refused = newRefusals(cfg.Log.With("room", "nats"), cfg.Heartbeat)
+	a.refused = newRefusals(cfg.Log.With("component", "nats"), cfg.Heartbeat)
 	a.watch = &watch{cfg: &a.cfg, engine: engine, ranks: make(map[int]*rank), missing: make(map[int]int), over: make(map[int]vllm.Source)}
 	return a, nil
 }
@@ -170,14 +170,14 @@ func (a *Agent) start(ctx context.Context, g *errgroup.Group, n int, id identity
 	r.source = source
 	r.describe(a.watch.info(n), "")
 	r.emptied = now
-	r.life.reset = resetWatch{counted: now}
+	r.incarnation.reset = resetWatch{counted: now}
 	if a.cfg.Audit > 0 {
 		r.heads = new(heads)
 	}
-	var keep *keeper
+	var keep *saver
 	var known *vllm.Mark
 	if a.cfg.StateDir != "" {
-		keep = newKeeper(a.cfg.StateDir, r)
+		keep = newSaver(a.cfg.StateDir, r)
 		known = keep.load(now)
 	}
 	r.tail, err = vllm.NewTail(vllm.TailConfig{
@@ -188,7 +188,7 @@ func (a *Agent) start(ctx context.Context, g *errgroup.Group, n int, id identity
 		return nil, err
 	}
 	p, err := publish.New(publish.Config{
-		Conn: a.conn.Load(), Pool: a.cfg.Pool, Member: member, Picture: r, HeartbeatEvery: a.cfg.Heartbeat, Release: a.cfg.Version, Log: log,
+		Conn: a.conn.Load(), Pool: a.cfg.Pool, Member: member, CacheState: r, HeartbeatEvery: a.cfg.Heartbeat, Release: a.cfg.Version, Log: log,
 		Sent: a.tracer(member),
 	})
 	if err != nil {
@@ -197,7 +197,7 @@ func (a *Agent) start(ctx context.Context, g *errgroup.Group, n int, id identity
 	r.wake = p.Wake
 	ctx, stop := context.WithCancel(ctx)
 	a.mu.Lock()
-	a.active[r] = &activity{publisher: p, keeper: keep, stop: stop}
+	a.active[r] = &activity{publisher: p, saver: keep, stop: stop}
 	a.mu.Unlock()
 	log.Info("following the engine", "events", source.Endpoint, "unusable", source.Unusable, "replay", source.Replay, "model", id.model)
 	rest := make(chan struct{})
@@ -251,11 +251,11 @@ func (a *Agent) opinions(r *rank) []publish.Opinion {
 }
 
 // keeperOf keeps a rank's state file; nil when nobody does.
-func (a *Agent) keeperOf(r *rank) *keeper {
+func (a *Agent) saverOf(r *rank) *saver {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if act := a.active[r]; act != nil {
-		return act.keeper
+		return act.saver
 	}
 	return nil
 }

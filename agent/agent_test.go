@@ -256,7 +256,7 @@ func TestReloadedAdapterIsPurged(t *testing.T) {
 	store(11)
 	e.set("/v1/models", `{"data":[{"id":"llama","root":"/m"}]}`)
 	await.True(t, "purge after an unload", gone)
-	// Another base model under the same address is another life.
+	// Another base model under the same address is another incarnation.
 	epoch := a.Status().Ranks[0].Epoch
 	e.set("/v1/models", `{"data":[{"id":"qwen","root":"/q"}]}`)
 	await.True(t, "new epoch", func() bool { return a.Status().Ranks[0].Epoch > epoch })
@@ -276,13 +276,13 @@ func TestSourceOfARank(t *testing.T) {
 	}{
 		{name: "defaults", events: "tcp://h:5557", replay: "tcp://h:5657"},
 		{name: "defaults of a later rank", rank: 2, events: "tcp://h:5559", replay: "tcp://h:5659"},
-		{name: "as the engine says", rank: 1, said: true, events: "tcp://h:40007"},
+		{name: "as the engine reports", rank: 1, said: true, events: "tcp://h:40007"},
 		{name: "as configured", cfg: Config{Events: "tcp://x:7000", Replay: "tcp://x:8000"}, rank: 1, events: "tcp://x:7001", replay: "tcp://x:8001"},
 		{name: "the engine knows better", cfg: Config{Events: "tcp://x:7000", Replay: "tcp://x:8000"}, rank: 0, said: true, events: "tcp://h:40000", replay: "tcp://h:40100", warned: true},
 		{name: "the engine has no such replay", cfg: Config{Events: "tcp://x:40006", Replay: "tcp://x:8000"}, rank: 1, said: true, events: "tcp://x:40007", warned: true},
 		{name: "the same socket under another name", cfg: Config{Events: "tcp://x:40000", Replay: "tcp://x:40100"}, rank: 0, said: true, events: "tcp://x:40000", replay: "tcp://x:40100"},
 		{name: "without replay", cfg: Config{Events: "tcp://x:7000", Replay: NoReplay}, events: "tcp://x:7000"},
-		{name: "without replay, as the engine says", cfg: Config{Replay: NoReplay}, said: true, events: "tcp://h:40000"},
+		{name: "without replay, as the engine reports", cfg: Config{Replay: NoReplay}, said: true, events: "tcp://h:40000"},
 		{name: "listening", cfg: Config{Events: "tcp://*:7000", EventsBind: true}, rank: 1, said: true, events: "tcp://*:7001", replay: "tcp://h:7101"},
 		{name: "nothing that could be used", rank: 2, said: true, unusable: true},
 		{name: "nothing that could be used, whatever is configured", cfg: Config{Events: "tcp://x:7000"}, rank: 2, said: true, unusable: true, warned: true},

@@ -146,9 +146,9 @@ func (r *rank) question() ([]uint32, mark) {
 func (r *rank) disprove(at mark) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.epoch != at.epoch || r.life.clears != at.clears {
+	if r.epoch != at.epoch || r.incarnation.clears != at.clears {
 		return
 	}
-	r.log.Warn("an audit found that the engine lacks what was believed held, forgetting its GPU blocks")
+	r.log.Warn("audit: the engine lacks blocks that were believed held, forgetting its GPU blocks")
 	r.clearLocked("an audit found blocks missing")
 }

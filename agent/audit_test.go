@@ -142,7 +142,7 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-func TestAuditAsksNothingInDoubtOrWithoutBlocks(t *testing.T) {
+func TestAuditAsksNothingWhenSuspectedOrWithoutBlocks(t *testing.T) {
 	a, _, r := audited(t)
 	r.State(vllm.Syncing, "")
 	a.auditRank(t.Context(), r, false)
@@ -150,7 +150,7 @@ func TestAuditAsksNothingInDoubtOrWithoutBlocks(t *testing.T) {
 	r.Apply(vllm.Mark{Sequence: 1}, vllm.Batch{Events: []vllm.Event{{Kind: vllm.Cleared}}})
 	r.Drain(nil)
 	a.auditRank(t.Context(), r, false)
-	r.NewLife("test")
+	r.NewIncarnation("test")
 	if len(*r.heads) != 0 {
 		t.Error("tokens outlive their life")
 	}

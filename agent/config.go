@@ -24,7 +24,7 @@ const NoReplay = "none"
 // Config of an agent. Every zero value stands for the default named; only
 // NATSURL has none.
 type Config struct {
-	// NATSURL of the server to publish to, or several with commas between.
+	// NATSURL of the server to publish to, or several separated by commas.
 	NATSURL string
 	// NATSCredentials is a file with credentials for NATSURL; empty: none.
 	NATSCredentials string
@@ -72,12 +72,12 @@ type Config struct {
 
 	// StateDir is a folder that outlives the agent's process, not the pod (an
 	// emptyDir), for one file a rank: with it an agent that restarts alone goes
-	// on with its picture although the engine cannot replay everything any
+	// on with its cache state although the engine cannot replay everything any
 	// more. Empty: nothing is kept.
 	StateDir string
 
 	// Speculative is the engine's method of speculative decoding, as given to its
-	// --speculative-config, or "none"; empty: as the engine tells.
+	// --speculative-config, or "none"; empty: as the engine reports.
 	Speculative string
 	// AttentionChunk of a model with chunked-local attention, in tokens; 0: as
 	// the engine tells.
@@ -96,7 +96,7 @@ type Config struct {
 	// Heartbeat is the time between two signs of life; 300 ms. Schedulers doubt
 	// who misses three of them.
 	Heartbeat time.Duration
-	// Probe is the time between two looks at the engine's metrics; 1 s.
+	// Probe is the time between two polls of the engine's metrics; 1 s.
 	Probe time.Duration
 	// ProbeTimeout is how long the engine may take to answer one; 2 s.
 	// ProbeFailures in a row make a member unreachable, which is then not
@@ -294,7 +294,7 @@ func (c Config) logIdentity(given Config) {
 		{"namespace", given.Namespace, c.Namespace}, {"pod uid", cmp.Or(given.PodUID, c.Pod), c.PodUID},
 	} {
 		if n.given != "" && n.given != n.used {
-			c.Log.Warn("a name is used in another form, which rights at NATS must have", "what", n.what, "given", n.given, "used", n.used)
+			c.Log.Warn("a name was cleaned up, NATS permissions must use the new form", "what", n.what, "given", n.given, "used", n.used)
 		}
 	}
 }

@@ -22,7 +22,7 @@ func (r *rank) mark() mark {
 }
 
 func (r *rank) markLocked() mark {
-	return mark{epoch: r.epoch, batches: r.life.batches, clears: r.life.clears, states: r.states}
+	return mark{epoch: r.epoch, batches: r.incarnation.batches, clears: r.incarnation.clears, states: r.states}
 }
 
 // resetWatch finds what emptied the prefix cache and was not announced yet:
@@ -92,7 +92,7 @@ func (r *rank) weigh(l *vllm.Load, now emptied, at mark, asked time.Time) {
 		r.log.Info("the engine sleeps: its GPU blocks are gone")
 		r.clearLocked("")
 	}
-	if clear, certain := r.life.reset.judge(now, idleOf(l), asleep, at, stand); clear {
+	if clear, certain := r.incarnation.reset.judge(now, idleOf(l), asleep, at, stand); clear {
 		doubt := ""
 		if !certain {
 			doubt = "the prefix cache may have been emptied"
@@ -107,7 +107,7 @@ func (r *rank) clearLocked(doubt string) {
 	r.mirror.Clear(mirror.GPU)
 	r.changes++
 	if doubt != "" {
-		r.life.doubt = doubt
+		r.incarnation.doubt = doubt
 	}
 	r.wake()
 }

@@ -59,7 +59,7 @@ func TestResetOfAnIdleEngine(t *testing.T) {
 
 // TestResetBeforeTheFirstLookOfAnEpoch is an engine that is reset when its agent
 // has only just begun, or begun anew.
-func TestResetBeforeTheFirstLookOfAnEpoch(t *testing.T) {
+func TestResetBeforeTheFirstPollOfAnEpoch(t *testing.T) {
 	w := resetWatch{counted: emptied{Known: true, Resets: 3}, idle: true, before: mark{batches: 9, clears: 2}, pending: true}.anew()
 	still := mark{epoch: 2, batches: 4}
 	for i, want := range []bool{false, true, false} {

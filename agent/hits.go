@@ -104,9 +104,9 @@ func (r *rank) againLocked() {
 	if reason == "" {
 		return
 	}
-	r.log.Info("forgetting the picture to hear it again from the beginning", "reason", reason)
+	r.log.Info("forgetting the cache state to hear it again from the beginning", "reason", reason)
 	r.beginLocked()
-	r.life.doubt = reason
+	r.incarnation.doubt = reason
 	r.trust, r.reason = vllm.Syncing, reason
 	if r.tail != nil {
 		r.tail.Restart(reason)

@@ -18,7 +18,7 @@ const keepEvery = 5 * time.Second
 
 // keeper keeps a rank's state file. Nobody waits for it: a slow disk makes the
 // file older, and no disk at all only costs what the file is for.
-type keeper struct {
+type saver struct {
 	rank  *rank
 	path  string
 	every time.Duration
@@ -28,17 +28,17 @@ type keeper struct {
 	saved   uint64 // rank.changes in the newest file
 	failing bool
 	buffer  []byte
-	stats   keeperStats
+	stats   saverStats
 }
 
-type keeperStats struct {
+type saverStats struct {
 	written, failed    atomic.Uint64
 	loaded, refused    atomic.Uint64 // when the process began
 	resumed, disproved atomic.Uint64 // of those loaded, by the engine
 	bytes              atomic.Uint64 // of the newest file
 }
 
-func (s *keeperStats) each(see func(name string, n uint64)) {
+func (s *saverStats) each(see func(name string, n uint64)) {
 	see("written", s.written.Load())
 	see("error", s.failed.Load())
 	see("read", s.loaded.Load())
@@ -47,17 +47,17 @@ func (s *keeperStats) each(see func(name string, n uint64)) {
 	see("disproved", s.disproved.Load())
 }
 
-func newKeeper(dir string, r *rank) *keeper {
-	return &keeper{rank: r, path: filepath.Join(dir, r.member+".state"), every: keepEvery, write: writeState, log: r.log}
+func newSaver(dir string, r *rank) *saver {
+	return &saver{rank: r, path: filepath.Join(dir, r.member+".state"), every: keepEvery, write: writeState, log: r.log}
 }
 
 // load hands the rank what an earlier process left, as far as it is about this
-// engine. It is believed when the engine has proved to be in the same life; the
-// mark is what it has to prove, nil for none.
-func (k *keeper) load(now emptied) *vllm.Mark {
+// engine. It is believed when the engine has verified to be in the same incarnation; the
+// mark is what it has to verify, nil for none.
+func (k *saver) load(now emptied) *vllm.Mark {
 	head, state, err := readState(k.path)
 	if errors.Is(err, fs.ErrNotExist) {
-		k.log.Info("no saved picture", "file", k.path)
+		k.log.Info("no saved cache state", "file", k.path)
 		return nil
 	}
 	r := k.rank
@@ -71,17 +71,17 @@ func (k *keeper) load(now emptied) *vllm.Mark {
 	}
 	if err != nil {
 		k.stats.refused.Add(1)
-		k.log.Warn("saved picture refused", "file", k.path, "reason", err)
+		k.log.Warn("saved cache state refused", "file", k.path, "reason", err)
 		return nil
 	}
 	k.stats.loaded.Add(1)
-	k.log.Info("saved picture read, the engine has to prove it", "file", k.path, "batch", head.Mark.Sequence, "blocks", m.Stats().Nodes)
+	k.log.Info("saved cache state read, the engine has to verify it", "file", k.path, "batch", head.Mark.Sequence, "blocks", m.Stats().Nodes)
 	r.await(&waiting{head: head, mirror: m, stats: &k.stats})
 	return &head.Mark
 }
 
 // run saves from time to time, and a last time when the rank is at rest.
-func (k *keeper) run(rest <-chan struct{}) {
+func (k *saver) run(rest <-chan struct{}) {
 	timer := time.NewTicker(k.every)
 	defer timer.Stop()
 	for {
@@ -96,7 +96,7 @@ func (k *keeper) run(rest <-chan struct{}) {
 }
 
 // save writes what changed since the last file.
-func (k *keeper) save() {
+func (k *saver) save() {
 	file, changes, err := k.rank.capture(k.buffer[:0], k.saved)
 	if file == nil && err == nil {
 		return
@@ -109,37 +109,37 @@ func (k *keeper) save() {
 	if err != nil {
 		k.stats.failed.Add(1)
 		if !k.failing {
-			k.log.Warn("picture cannot be saved, going on without", "file", k.path, "error", err)
+			k.log.Warn("cache state cannot be saved, going on without", "file", k.path, "error", err)
 		}
 		k.failing = true
 		return
 	}
 	if k.failing {
-		k.log.Info("picture can be saved again", "file", k.path)
+		k.log.Info("cache state can be saved again", "file", k.path)
 	}
 	k.failing, k.saved = false, changes
 	k.stats.written.Add(1)
 	k.stats.bytes.Store(uint64(len(file)))
 }
 
-// waiting is a picture that the engine has not proved yet.
+// waiting is a cache state that the engine has not verified yet.
 type waiting struct {
 	head   *stateHead
 	mirror *mirror.Mirror
-	stats  *keeperStats
+	stats  *saverStats
 }
 
-// await takes a saved picture that the tail is about to have proved. Until then
+// await takes a saved cache state that the tail is about to have verified. Until then
 // nobody sees it.
 func (r *rank) await(w *waiting) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.waiting = w
 	r.epoch = max(r.epoch, w.head.Epoch+1)
-	r.reason = "the engine has not yet proved that the saved picture is its own"
+	r.reason = "the engine has not yet verified that the saved cache state is its own"
 }
 
-// Resume is called by the tail: the saved picture becomes the first of this
+// Resume is called by the tail: the saved cache state becomes the first of this
 // process's epoch, in which nothing was published so far. The epoch of the
 // process before cannot go on, because its newest sequence is not known.
 func (r *rank) Resume() {
@@ -155,15 +155,15 @@ func (r *rank) Resume() {
 	r.id.learn(w.head)
 	r.mirror.SetMaxBlocks(r.id.blocks)
 	r.newest, r.batches = &w.head.Mark, w.head.Mark.Sequence+1
-	r.life.before = r.mirror.Stats()
-	r.life.doubt = w.head.Doubt
-	r.life.dropped, r.life.refused = w.head.Dropped, w.head.Refused
-	r.life.reset = resetWatch{counted: w.head.Emptied}
+	r.incarnation.before = r.mirror.Stats()
+	r.incarnation.doubt = w.head.Doubt
+	r.incarnation.dropped, r.incarnation.refused = w.head.Dropped, w.head.Refused
+	r.incarnation.reset = resetWatch{counted: w.head.Emptied}
 	r.stream.resume(w.head.Mark, r.mirror.Stats().Repeated)
 	r.emptied = w.head.Emptied
 	r.purgeChangedLocked(w.head.Adapters)
 	r.changes++
-	r.log.Info("the saved picture holds", "batch", w.head.Mark.Sequence)
+	r.log.Info("the saved cache state holds", "batch", w.head.Mark.Sequence)
 	r.wake()
 }
 
@@ -203,15 +203,15 @@ func (r *rank) counted(now emptied, at mark) {
 	}
 }
 
-// capture copies the picture into a state file that lacks its end. Without
-// changes, and while there is nothing that could be proved, it is nil.
+// capture copies the cache state into a state file that lacks its end. Without
+// changes, and while there is nothing that could be verified, it is nil.
 func (r *rank) capture(dst []byte, saved uint64) (file []byte, changes uint64, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
 	case r.newest == nil, r.changes == saved:
 		return nil, saved, nil
-	case !r.emptied.Known, r.life.reset.pending:
+	case !r.emptied.Known, r.incarnation.reset.pending:
 		return nil, saved, nil // what the engine counts does not yet fit the mirror
 	}
 	st := r.mirror.Stats()
@@ -219,7 +219,7 @@ func (r *rank) capture(dst []byte, saved uint64) (file []byte, changes uint64, e
 		Member: r.member, Version: r.info.GetEngineVersion(),
 		Model: r.id.model, BlockSize: r.id.blockSize, Reported: r.id.reported, Blocks: r.id.blocks,
 		Epoch: r.epoch, Mark: *r.newest,
-		Doubt: r.life.doubt, Dropped: r.droppedLocked(st), Refused: r.refusedLocked(st),
+		Doubt: r.incarnation.doubt, Dropped: r.droppedLocked(st), Refused: r.refusedLocked(st),
 		Emptied: r.emptied, Adapters: r.rootsLocked(),
 	})
 	if err != nil {

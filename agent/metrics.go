@@ -19,7 +19,7 @@ var laneNames = [mirror.Lanes]string{"gpu", "host", "disk"}
 // asks.
 func (a *Agent) meter(provider metric.MeterProvider) error {
 	m := &meters{meter: provider.Meter(telemetry.Scope)}
-	m.ranks(a, telemetry.AgentTrust, "Trust that the picture deserves.", false, func(r *rank, see see) {
+	m.ranks(a, telemetry.AgentTrust, "Trust that the cache state deserves.", false, func(r *rank, see see) {
 		r.mu.Lock()
 		trust, _ := r.trustLocked()
 		r.mu.Unlock()
@@ -87,12 +87,12 @@ func (a *Agent) meter(provider metric.MeterProvider) error {
 		}
 	})
 	m.ranks(a, telemetry.AgentStateEvents, "What happened to the state file.", true, func(r *rank, see see) {
-		if k := a.keeperOf(r); k != nil {
+		if k := a.saverOf(r); k != nil {
 			k.stats.each(func(name string, n uint64) { see(int64(n), telemetry.AttrEvent, name) })
 		}
 	})
 	m.ranks(a, telemetry.AgentStateBytes, "Size of the newest state file.", false, func(r *rank, see see) {
-		if k := a.keeperOf(r); k != nil {
+		if k := a.saverOf(r); k != nil {
 			see(int64(k.stats.bytes.Load()), "", "")
 		}
 	})
@@ -107,7 +107,7 @@ func (a *Agent) meter(provider metric.MeterProvider) error {
 	})
 	m.observe(telemetry.AgentProbes, "Looks at the engine's HTTP server.", true, func(see see) {
 		a.watch.mu.Lock()
-		looks, failed := a.watch.looks, a.watch.failed
+		looks, failed := a.watch.polls, a.watch.failed
 		a.watch.mu.Unlock()
 		see(int64(looks-failed), telemetry.AttrOutcome, "ok")
 		see(int64(failed), telemetry.AttrOutcome, "error")
@@ -124,7 +124,7 @@ func (r *rank) mirrorStats() mirror.Stats {
 func seeTail(st vllm.TailStats, see see) {
 	for name, n := range map[string]uint64{
 		"batch": st.Batches, "replayed": st.Replayed, "connection": st.Connections, "gap": st.Gaps, "lost": st.LostBatches,
-		"replay": st.Replays, "new_life": st.NewLives, "malformed": st.Malformed, "undecodable": st.Undecodable, "hung_up": st.HungUp,
+		"replay": st.Replays, "new_life": st.Incarnations, "malformed": st.Malformed, "undecodable": st.Undecodable, "hung_up": st.HungUp,
 	} {
 		see(int64(n), telemetry.AttrEvent, name)
 	}

@@ -18,7 +18,7 @@ import (
 
 // TestOneSlowLookTakesNobodyOut is a busy engine that once does not answer in
 // time, and one that is away for good.
-func TestOneSlowLookTakesNobodyOut(t *testing.T) {
+func TestOneSlowPollTakesNobodyOut(t *testing.T) {
 	e := newEngineStub(t)
 	target, err := url.Parse(e.URL)
 	if err != nil {
@@ -72,12 +72,12 @@ func TestRanksStayBoundedOverTime(t *testing.T) {
 		}
 		e.set("/metrics", page.String())
 		a.watch.mu.Lock()
-		looks := a.watch.looks
+		looks := a.watch.polls
 		a.watch.mu.Unlock()
 		await.True(t, "looks", func() bool {
 			a.watch.mu.Lock()
 			defer a.watch.mu.Unlock()
-			return a.watch.looks > looks+1
+			return a.watch.polls > looks+1
 		})
 		most = max(most, len(a.watch.list()))
 	}

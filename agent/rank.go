@@ -17,7 +17,7 @@ import (
 )
 
 // loadLives is the age at which a load sample says nothing any more.
-const loadLives = 10 * time.Second
+const loadTTL = 10 * time.Second
 
 const (
 	// mirrorBlocks bounds the blocks that all ranks together remember, and
@@ -28,7 +28,7 @@ const (
 )
 
 // identity is what keys and capacity of a rank depend on. Another identity is
-// another life.
+// another incarnation.
 type identity struct {
 	model     string
 	blockSize int // tokens as configured; 0: the mirror learns it
@@ -48,7 +48,7 @@ func (a *identity) learn(h *stateHead) {
 	a.blocks = cmp.Or(a.blocks, h.Blocks)
 }
 
-// rank is one data-parallel rank: the mirror of its cache, the life it is in
+// rank is one data-parallel rank: the mirror of its cache, the incarnation it is in
 // and how far that can be believed. The tail writes, the publisher reads, the
 // watch adds what only metrics can tell.
 type rank struct {
@@ -60,33 +60,33 @@ type rank struct {
 	engine string      // URL of the engine's HTTP server, for people
 	source vllm.Source // owned by the watch
 
-	mu      sync.Mutex // guards all below
-	id      identity
-	mirror  *mirror.Mirror
-	nodes   int // bound of the mirror
-	epoch   uint64
-	trust   vllm.Trust // as the tail sees it
-	reason  string
-	states  uint64 // changes of trust or reason so far
-	batches uint64 // of this epoch applied: the newest sequence plus one
-	life    life
-	newest  *vllm.Mark // batch applied; nil: none in this life
-	waiting *waiting   // saved by an earlier process; nil: nothing is
-	heads   *heads     // nil: there are no audits
-	hits    hitRule
-	emptied emptied // as the engine counted at the newest look
-	changes uint64  // of anything that a state file holds
-	broken  string  // why the engine sends no usable events; empty: it may
-	stream  stream  // what is known of whose events these are
-	info    *pb.MemberInfo
-	load    *pb.Load
-	loadAt  time.Time
-	said    pb.Trust // what people were told last; unspecified: nothing
-	saidAt  time.Time
+	mu          sync.Mutex // guards all below
+	id          identity
+	mirror      *mirror.Mirror
+	nodes       int // bound of the mirror
+	epoch       uint64
+	trust       vllm.Trust // as the tail sees it
+	reason      string
+	states      uint64 // changes of trust or reason so far
+	batches     uint64 // of this epoch applied: the newest sequence plus one
+	incarnation incarnation
+	newest      *vllm.Mark // batch applied; nil: none in this incarnation
+	waiting     *waiting   // saved by an earlier process; nil: nothing is
+	heads       *heads     // nil: there are no audits
+	hits        hitRule
+	emptied     emptied // as the engine counted at the newest look
+	changes     uint64  // of anything that a state file holds
+	broken      string  // why the engine sends no usable events; empty: it may
+	stream      stream  // what is known of whose events these are
+	info        *pb.MemberInfo
+	load        *pb.Load
+	loadAt      time.Time
+	said        pb.Trust // what people were told last; unspecified: nothing
+	saidAt      time.Time
 }
 
 // life is what counts from one epoch's start.
-type life struct {
+type incarnation struct {
 	batches uint64
 	clears  uint64
 	doubt   string       // why blocks may be missing, apart from lost events
@@ -117,12 +117,12 @@ func (r *rank) beginLocked() {
 	if r.heads != nil {
 		*r.heads = nil
 	}
-	r.life = life{before: r.mirror.Stats(), reset: r.life.reset.anew()}
+	r.incarnation = incarnation{before: r.mirror.Stats(), reset: r.incarnation.reset.anew()}
 	r.changes++
 }
 
-// NewLife is called by the tail.
-func (r *rank) NewLife(reason string) {
+// NewIncarnation is called by the tail.
+func (r *rank) NewIncarnation(reason string) {
 	r.mu.Lock()
 	saved := r.waiting
 	r.beginLocked()
@@ -130,7 +130,7 @@ func (r *rank) NewLife(reason string) {
 	r.mu.Unlock()
 	if saved != nil {
 		saved.stats.disproved.Add(1)
-		r.log.Warn("the saved picture is not the engine's", "reason", reason)
+		r.log.Warn("the saved cache state is not the engine's", "reason", reason)
 	}
 	r.wake()
 }
@@ -172,19 +172,19 @@ func (r *rank) Apply(at vllm.Mark, b vllm.Batch) {
 			})
 		case vllm.Cleared:
 			r.mirror.Clear(mirror.GPU)
-			r.life.clears++
-			r.life.doubt = ""
+			r.incarnation.clears++
+			r.incarnation.doubt = ""
 		}
 	}
 	r.batches = at.Sequence + 1
-	r.life.batches++
+	r.incarnation.batches++
 	if r.mirror.Overflown() {
 		// More copies than the engine has blocks: the counts have drifted, and
 		// only what is announced from here on is sure.
-		r.log.Warn("mirror holds more than the engine can, forgetting it", "blocks", r.id.blocks)
+		r.log.Warn("mirror holds more blocks than the engine has, forgetting them", "blocks", r.id.blocks)
 		r.beginLocked()
-		r.batches, r.life.batches = at.Sequence+1, 1
-		r.life.doubt = "more blocks were announced than the engine has"
+		r.batches, r.incarnation.batches = at.Sequence+1, 1
+		r.incarnation.doubt = "more blocks were announced than the engine has"
 	}
 	r.newest = &at
 	r.againLocked()
@@ -202,7 +202,7 @@ func storeOf(s *vllm.Store) mirror.Store {
 	}
 }
 
-// become takes over what the engine is. Another identity ends the present life:
+// become takes over what the engine is. Another identity ends the present incarnation:
 // the tail replays what there is of the next.
 func (r *rank) become(id identity) {
 	r.mu.Lock()
@@ -288,7 +288,7 @@ func (r *rank) stateLocked() publish.State {
 	return st
 }
 
-// trustLocked weighs everything that speaks against the picture.
+// trustLocked weighs everything that speaks against the cache state.
 func (r *rank) trustLocked() (pb.Trust, string) {
 	st := r.mirror.Stats()
 	held := r.mirror.Count(mirror.LaneDisk)
@@ -307,8 +307,8 @@ func (r *rank) trustLocked() (pb.Trust, string) {
 		return pb.Trust_TRUST_SYNCING, "the event stream was another engine's and is held against this engine's counters"
 	case r.trust == vllm.Approximate:
 		return pb.Trust_TRUST_APPROXIMATE, r.reason
-	case r.life.doubt != "":
-		return pb.Trust_TRUST_APPROXIMATE, r.life.doubt
+	case r.incarnation.doubt != "":
+		return pb.Trust_TRUST_APPROXIMATE, r.incarnation.doubt
 	case r.droppedLocked(st):
 		return pb.Trust_TRUST_APPROXIMATE, "the mirror is full: blocks are missing"
 	case r.refusedLocked(st):
@@ -330,7 +330,7 @@ func (r *rank) trustLocked() (pb.Trust, string) {
 }
 
 // tellLocked says when the trust is another one than was said.
-func (r *rank) tellLocked() {
+func (r *rank) logTrustLocked() {
 	trust, reason := r.trustLocked()
 	if trust == r.said {
 		return
@@ -341,32 +341,32 @@ func (r *rank) tellLocked() {
 	case pb.Trust_TRUST_EXACT:
 		blocks := r.mirror.Count(mirror.LaneGPU)
 		if first {
-			r.log.Info("picture is EXACT", "batches", r.batches, "blocks", blocks)
+			r.log.Info("cache state is EXACT", "batches", r.batches, "blocks", blocks)
 			return
 		}
-		r.log.Info("picture is EXACT", "batches", r.batches, "blocks", blocks, "after", after)
+		r.log.Info("cache state is EXACT", "batches", r.batches, "blocks", blocks, "after", after)
 	case pb.Trust_TRUST_SYNCING:
 		if first {
-			r.log.Info("picture is SYNCING", "reason", reason)
+			r.log.Info("cache state is SYNCING", "reason", reason)
 			return
 		}
-		r.log.Warn("picture is SYNCING: schedulers give the cache no credit", "reason", reason,
+		r.log.Warn("cache state is SYNCING: schedulers give the cache no credit", "reason", reason,
 			"do", "nothing for a few seconds; if it stays, see whether the engine runs and answers on its event socket")
 	case pb.Trust_TRUST_APPROXIMATE:
-		r.log.Warn("picture is APPROXIMATE: blocks may be missing", "reason", reason,
+		r.log.Warn("cache state is APPROXIMATE: blocks may be missing", "reason", reason,
 			"do", "look the reason up in docs/OPERATIONS.md; often it is the engine's configuration")
 	default:
-		r.log.Warn("picture is UNKNOWN: the engine sends no usable events", "reason", reason,
+		r.log.Warn("cache state is UNKNOWN: the engine sends no usable events", "reason", reason,
 			"do", "check the engine's --kv-events-config, and -events; requests come by load alone meanwhile")
 	}
 }
 
 func (r *rank) droppedLocked(st mirror.Stats) bool {
-	return r.life.dropped || st.Dropped > r.life.before.Dropped
+	return r.incarnation.dropped || st.Dropped > r.incarnation.before.Dropped
 }
 
 func (r *rank) refusedLocked(st mirror.Stats) bool {
-	return r.life.refused || st.Refused > r.life.before.Refused
+	return r.incarnation.refused || st.Refused > r.incarnation.before.Refused
 }
 
 // describe replaces what the member is; info is not written to afterwards.
@@ -391,7 +391,7 @@ func (r *rank) blockSizeLocked() int {
 func (r *rank) Heartbeat() (*pb.MemberInfo, *pb.Load) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.tellLocked()
+	r.logTrustLocked()
 	info := r.info
 	if size := uint32(r.blockSizeLocked()); info != nil && info.BlockSize != size {
 		info = proto.Clone(info).(*pb.MemberInfo)
@@ -402,7 +402,7 @@ func (r *rank) Heartbeat() (*pb.MemberInfo, *pb.Load) {
 		return info, nil
 	}
 	age := time.Since(r.loadAt)
-	if age > loadLives {
+	if age > loadTTL {
 		return info, nil
 	}
 	load := proto.Clone(r.load).(*pb.Load)

@@ -57,7 +57,7 @@ func TestRankPublishesKeysOfItsModel(t *testing.T) {
 	}
 }
 
-func TestNewLifeStartsALaterEpochFromNothing(t *testing.T) {
+func TestNewIncarnationStartsALaterEpochFromNothing(t *testing.T) {
 	r := testRank(t, identity{model: "m"})
 	r.Apply(vllm.Mark{Sequence: 7}, chain(3))
 	_, before := r.Drain(nil)
@@ -65,7 +65,7 @@ func TestNewLifeStartsALaterEpochFromNothing(t *testing.T) {
 	r.epoch += 1 << 50 // the clock was set back
 	before.Epoch = r.epoch
 	r.mu.Unlock()
-	r.NewLife("test")
+	r.NewIncarnation("test")
 	ops, after := r.Drain(nil)
 	if after.Epoch <= before.Epoch || after.Lanes != (publishLanes{}) || len(ops) != 0 || after.EngineBatches != 0 {
 		t.Errorf("epoch %d after %d, %+v, ops %v", after.Epoch, before.Epoch, after, ops)
@@ -91,13 +91,13 @@ func TestTrustIsTheWeakestOfAll(t *testing.T) {
 			b.Events[0].Store.BlockSize, b.Events[0].Store.Tokens = 1, []uint32{1}
 			r.Apply(vllm.Mark{Sequence: 1}, b)
 		}, approximate},
-		{"and a new life after it", func(r *rank) {
+		{"and a new incarnation after it", func(r *rank) {
 			r.State(vllm.Exact, "")
 			b := chain(1)
 			b.Events[0].Store.Tokens = nil
 			b.Events[0].Store.Refs = make([][]blockkey.Ref, 3)
 			r.Apply(vllm.Mark{Sequence: 0}, b)
-			r.NewLife("test")
+			r.NewIncarnation("test")
 		}, exact},
 		{"unknown parents", func(r *rank) {
 			r.State(vllm.Exact, "")
@@ -132,7 +132,7 @@ func TestTrustIsTheWeakestOfAll(t *testing.T) {
 	}
 }
 
-func TestAnotherModelIsAnotherLife(t *testing.T) {
+func TestAnotherModelIsAnotherIncarnation(t *testing.T) {
 	r := testRank(t, identity{model: "a", reported: 2})
 	r.State(vllm.Exact, "")
 	r.Apply(vllm.Mark{Sequence: 0}, chain(2))

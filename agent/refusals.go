@@ -36,7 +36,7 @@ type refusals struct {
 	publishAt   time.Time
 	subscribe   string // what may not be subscribed to
 	subscribeAt time.Time
-	unheard     string // why verdicts may not be heard
+	unanswered  string // why verdicts may not be heard
 }
 
 func newRefusals(log *slog.Logger, heartbeat time.Duration) *refusals {
@@ -56,13 +56,13 @@ func (r *refusals) forbidden(err error, now time.Time) {
 	defer r.mu.Unlock()
 	switch text := strings.ToLower(err.Error()); {
 	case strings.Contains(text, "subscription") && strings.Contains(text, ".verdict."):
-		r.unheard = err.Error() // the member is believed all the same
+		r.unanswered = err.Error() // the member is believed all the same
 	case strings.Contains(text, "subscription"):
 		r.subscribe, r.subscribeAt = err.Error(), now
 	default:
 		r.publish, r.publishAt = err.Error(), now
 	}
-	r.sayLocked("NATS does not let this agent speak for its member: its key has other rights", err)
+	r.sayLocked("NATS does not let this agent publish for its member: its key has other permissions", err)
 }
 
 func (r *refusals) sayLocked(what string, err error) {
@@ -78,7 +78,7 @@ func (r *refusals) connected() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	clear(r.said)
-	r.connect, r.publish, r.subscribe, r.unheard = "", "", "", ""
+	r.connect, r.publish, r.subscribe, r.unanswered = "", "", "", ""
 }
 
 // reason says what NATS refuses; empty: nothing that is known. Why there is no
@@ -90,11 +90,11 @@ func (r *refusals) reason(connected bool, now time.Time) string {
 	case !connected && r.connect != "":
 		return "NATS is not connected: " + r.connect
 	case r.publish != "" && now.Sub(r.publishAt) < r.lifetime:
-		return "NATS does not let this agent speak for its member: " + r.publish
+		return "NATS does not let this agent publish for its member: " + r.publish
 	case r.subscribe != "":
-		return "NATS does not let this agent be asked about its member: " + r.subscribe
-	case r.unheard != "":
-		return "NATS does not let this agent hear what schedulers make of its member: " + r.unheard
+		return "NATS does not let this agent answer snapshot requests: " + r.subscribe
+	case r.unanswered != "":
+		return "NATS does not let this agent receive verdicts on its member: " + r.unanswered
 	}
 	return ""
 }

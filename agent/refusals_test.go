@@ -38,7 +38,7 @@ func eventless(t *testing.T) string {
 func unrefused(t *testing.T, a *Agent) func() bool {
 	return func() bool {
 		_, text := fetch(t, a, "/believed")
-		return strings.Contains(text, "no scheduler has said")
+		return strings.Contains(text, "no scheduler has sent")
 	}
 }
 
@@ -55,7 +55,7 @@ func TestAgentSaysThatItSpeaksForAnother(t *testing.T) {
 	// A refused heartbeat counts until the next one is overdue.
 	await.True(t, "it says so", func() bool {
 		status, text := fetch(t, a, "/believed")
-		return status == http.StatusServiceUnavailable && strings.Contains(text, "NATS does not let this agent speak for its member")
+		return status == http.StatusServiceUnavailable && strings.Contains(text, "NATS does not let this agent publish for its member")
 	})
 	// Each refusal is logged once, however often it comes.
 	await.True(t, "second heartbeat", func() bool { return a.publisherStats(a.watch.list()[0]).Heartbeats > 5 })

@@ -16,7 +16,7 @@ import (
 	"github.com/kvscout/kvscout/agent/internal/vllm"
 )
 
-// A state file is one rank's picture at one batch of one life of its engine:
+// A state file is one rank's cache state at one batch of one incarnation of its engine:
 //
 //	magic, 8 bytes
 //	form, 4 bytes, little-endian
@@ -52,7 +52,7 @@ type stateHead struct {
 	Mark  vllm.Mark `json:"mark"`
 
 	Doubt   string `json:"doubt,omitempty"`
-	Dropped bool   `json:"dropped,omitempty"` // by the mirror, in this life
+	Dropped bool   `json:"dropped,omitempty"` // by the mirror, in this incarnation
 	Refused bool   `json:"refused,omitempty"`
 
 	// Emptied is what the engine had counted of requests that empty its cache.

@@ -23,8 +23,8 @@ var (
 	stateCounts   = emptied{Known: true, Resets: 1}
 )
 
-// kept is a rank with a picture in a file.
-func kept(t *testing.T) (*rank, *keeper) {
+// kept is a rank with a cache state in a file.
+func kept(t *testing.T) (*rank, *saver) {
 	t.Helper()
 	r := testRank(t, stateIdentity)
 	r.describe(&pb.MemberInfo{EngineVersion: "0.32.0", Adapters: []*pb.Adapter{{Name: "sql", Root: "/a"}, {Name: "law", Root: "/l"}}}, "")
@@ -38,7 +38,7 @@ func kept(t *testing.T) (*rank, *keeper) {
 	}
 	r.counted(stateCounts, r.mark())
 	r.Drain(nil)
-	k := newKeeper(t.TempDir(), r)
+	k := newSaver(t.TempDir(), r)
 	k.save()
 	if n := k.stats.written.Load(); n != 1 {
 		t.Fatalf("%d files written", n)
@@ -47,15 +47,15 @@ func kept(t *testing.T) (*rank, *keeper) {
 }
 
 // after is a rank of the next process, with the file of the one before.
-func after(t *testing.T, file string, adapters ...*pb.Adapter) (*rank, *keeper) {
+func after(t *testing.T, file string, adapters ...*pb.Adapter) (*rank, *saver) {
 	t.Helper()
 	r := testRank(t, stateIdentity)
 	r.describe(&pb.MemberInfo{EngineVersion: "0.32.0", Adapters: adapters}, "")
-	k := newKeeper(filepath.Dir(file), r)
+	k := newSaver(filepath.Dir(file), r)
 	return r, k
 }
 
-func TestSavedPictureCountsOnceItIsProved(t *testing.T) {
+func TestSavedCacheStateCountsOnceItIsVerified(t *testing.T) {
 	r, k := kept(t)
 	_, want := r.Drain(nil)
 	other, loader := after(t, k.path, &pb.Adapter{Name: "sql", Root: "/a"}, &pb.Adapter{Name: "law", Root: "/l"})
@@ -67,7 +67,7 @@ func TestSavedPictureCountsOnceItIsProved(t *testing.T) {
 		t.Errorf("before the proof: %v, %+v", ops, st)
 	}
 	if loader.save(); loader.stats.written.Load() != 0 {
-		t.Error("a picture that is not proved was saved")
+		t.Error("a cache state that is not verified was saved")
 	}
 	other.Resume()
 	other.State(vllm.Exact, "")
@@ -76,12 +76,12 @@ func TestSavedPictureCountsOnceItIsProved(t *testing.T) {
 		t.Errorf("%v, %+v, want %+v", ops, st, want)
 	}
 	if loader.save(); loader.stats.written.Load() != 1 {
-		t.Error("the picture is not saved again")
+		t.Error("the cache state is not saved again")
 	}
 	// Not the engine's: nothing of it is ever seen.
 	other, loader = after(t, k.path)
 	loader.load(stateCounts)
-	other.NewLife("another engine")
+	other.NewIncarnation("another engine")
 	other.Resume()
 	if ops, st := other.Drain(nil); len(ops) != 0 || st.Lanes != (publishLanes{}) || loader.stats.disproved.Load() != 1 {
 		t.Errorf("%v, %+v", ops, st)
@@ -107,7 +107,7 @@ func TestAdaptersThatChangedMeanwhileArePurged(t *testing.T) {
 	}
 }
 
-func TestDoubtsAreSaved(t *testing.T) {
+func TestSuspicionsAreSaved(t *testing.T) {
 	r, k := kept(t)
 	r.mu.Lock()
 	r.clearLocked("perhaps reset")
@@ -212,14 +212,14 @@ func TestNothingIsSavedWhileAResetIsOpen(t *testing.T) {
 	r, k := kept(t)
 	r.purge("sql")
 	r.mu.Lock()
-	r.life.reset.pending = true
+	r.incarnation.reset.pending = true
 	r.mu.Unlock()
 	k.save()
 	if n := k.stats.written.Load(); n != 1 {
 		t.Errorf("%d files", n)
 	}
 	r.mu.Lock()
-	r.life.reset.pending = false
+	r.incarnation.reset.pending = false
 	r.mu.Unlock()
 	k.save()
 	k.save() // without changes

@@ -9,7 +9,7 @@ import (
 	"github.com/kvscout/kvscout/agent/internal/vllm"
 )
 
-// stream is what is known of whose events a rank gets. An endpoint alone proves
+// stream is what is known of whose events a rank gets. An endpoint alone verifies
 // nothing: another engine may listen where this one is believed to.
 type stream struct {
 	flow     reconcile.Flow
@@ -28,7 +28,7 @@ type stream struct {
 	found uint64 // how often a stream was foreign
 }
 
-// begin starts a flow: a life of the engine at the other end begins. A
+// begin starts a flow: an incarnation of the engine at the other end begins. A
 // connection that outlives it still leads to whom it led before.
 func (s *stream) begin(repeated uint64, tail vllm.TailStats) {
 	if s.foreign != "" && (!tail.Connected || tail.Connections != s.connections) {
@@ -133,7 +133,7 @@ func (r *rank) disownLocked(found reconcile.Finding) {
 	}
 	s.foreign, s.trial, s.connections = reason, false, r.tail.Stats().Connections
 	s.found++
-	r.log.Error("the event stream is not this engine's, forgetting what it told; check -engine, -events and the engine's --kv-events-config", "engine", r.engine, "events", events, "reason", reason)
+	r.log.Error("the event stream is not this engine's, forgetting what it published; check -engine, -events and the engine's --kv-events-config", "engine", r.engine, "events", events, "reason", reason)
 	r.beginLocked()
 	r.wake()
 }

@@ -170,7 +170,7 @@ func TestForeignStreamIsForgotten(t *testing.T) {
 			t.Errorf("it is saved: %d bytes, %v", len(file), err)
 		}
 		// Another life at the other end: it is compared before it is believed.
-		r.NewLife("nobody listens")
+		r.NewIncarnation("nobody listens")
 		r.State(vllm.Exact, "")
 		r.Apply(vllm.Mark{Sequence: 0, Whole: true}, prompts(0, 50))
 		if _, st := held(t, r); st.Trust != pb.Trust_TRUST_SYNCING {

@@ -32,7 +32,7 @@ const (
 	retireAfter = 10
 )
 
-// watch looks at the engine's HTTP server: what it serves, how loaded it is,
+// watch polls of the engine's HTTP server: what it serves, how loaded it is,
 // and what its events don't tell. It decides which ranks there are.
 type watch struct {
 	cfg    *Config
@@ -41,27 +41,27 @@ type watch struct {
 	retire func(*rank)
 
 	// Owned by run.
-	version  string
-	told     vllm.Config
-	telling  chan vllm.Config // carries at most one; nil: nobody is asking
-	sources  map[int]vllm.Source
-	said     bool   // the engine has said what its sources are
-	unread   string // why what it said has no meaning; empty: it has
-	asked    bool   // version and sources are those of the running engine
-	models   vllm.Models
-	since    time.Time // the engine answers without a break since then
-	silent   int       // looks in a row that it did not answer
-	missing  map[int]int
-	over     map[int]vllm.Source // by rank: what overrules the configuration, as logged
-	adapters map[string]string   // name -> root, as seen before
-	unnamed  int                 // names left out of heartbeats
+	version   string
+	reported  vllm.Config
+	reporting chan vllm.Config // carries at most one; nil: nobody is asking
+	sources   map[int]vllm.Source
+	said      bool   // the engine has said what its sources are
+	unread    string // why what it said has no meaning; empty: it has
+	asked     bool   // version and sources are those of the running engine
+	models    vllm.Models
+	since     time.Time // the engine answers without a break since then
+	silent    int       // looks in a row that it did not answer
+	missing   map[int]int
+	over      map[int]vllm.Source // by rank: what overrules the configuration, as logged
+	adapters  map[string]string   // name -> root, as seen before
+	unnamed   int                 // names left out of heartbeats
 
 	asking sync.WaitGroup // for the configuration
 
 	mu     sync.Mutex // guards all below
 	ranks  map[int]*rank
 	status engineStatus
-	looks  uint64
+	polls  uint64
 	failed uint64
 }
 
@@ -77,9 +77,9 @@ func (w *watch) run(ctx context.Context) {
 	defer w.asking.Wait()
 	logged := ""
 	for ctx.Err() == nil {
-		err := w.look(ctx)
+		err := w.poll(ctx)
 		w.mu.Lock()
-		w.looks++
+		w.polls++
 		w.status.Error = ""
 		pause := w.cfg.Probe
 		if err != nil {
@@ -126,8 +126,8 @@ func (w *watch) rest(ctx context.Context, pause time.Duration) {
 		}
 		select {
 		case <-time.After(max(next.Sub(now), time.Millisecond)):
-		case w.told = <-w.telling:
-			w.telling = nil
+		case w.reported = <-w.reporting:
+			w.reporting = nil
 			return
 		case <-ctx.Done():
 		}
@@ -135,7 +135,7 @@ func (w *watch) rest(ctx context.Context, pause time.Duration) {
 }
 
 // look asks the engine once and hands on what is new.
-func (w *watch) look(ctx context.Context) error {
+func (w *watch) poll(ctx context.Context) error {
 	marks := make(map[int]mark)
 	for _, r := range w.list() {
 		marks[r.number] = r.mark()
@@ -168,7 +168,7 @@ func (w *watch) look(ctx context.Context) error {
 	}
 	settleErr := w.settle(page, pageErr, at)
 	for _, r := range w.list() {
-		w.tell(r, page, pageErr, marks, asked, at)
+		w.report(r, page, pageErr, marks, asked, at)
 	}
 	return errors.Join(modelsErr, pageErr, settleErr)
 }
@@ -202,7 +202,7 @@ func (w *watch) ask(ctx context.Context) {
 // take many seconds for its first answer.
 func (w *watch) askConfig(ctx context.Context) {
 	answer := make(chan vllm.Config, 1)
-	w.told, w.telling = vllm.Config{}, answer
+	w.reported, w.reporting = vllm.Config{}, answer
 	w.asking.Go(func() {
 		c, err := w.engine.Config(ctx)
 		if err != nil {
@@ -307,7 +307,7 @@ func (w *watch) wanted(page vllm.Page, pageErr error, at time.Time) []int {
 	return numbers
 }
 
-// source is where a rank's events are: as the engine says, because it knows;
+// source is where a rank's events are: as the engine reports, because it knows;
 // else as configured; else where most engines have them. An engine that connects
 // to us cannot say where that is.
 func (w *watch) source(n int) vllm.Source {
@@ -334,7 +334,7 @@ func (w *watch) source(n int) vllm.Source {
 	overruled := w.cfg.Events != "" && chosen.Endpoint != configured.Endpoint || w.cfg.Replay != "" && chosen.Replay != configured.Replay
 	if overruled && w.over[n] != chosen {
 		w.over[n] = chosen
-		w.cfg.Log.Warn("the engine says that its events are elsewhere than configured, and is believed: correct or drop -events and -replay",
+		w.cfg.Log.Warn("the engine reports other event endpoints than configured, which are used: correct or drop -events and -replay",
 			"rank", n, "engine", settings.RedactURLs(w.cfg.Engine), "configured", configured.Endpoint, "configured_replay", configured.Replay,
 			"events", chosen.Endpoint, "replay", chosen.Replay, "unusable", chosen.Unusable)
 	}
@@ -355,7 +355,7 @@ func (w *watch) configured(n int) vllm.Source {
 	case "":
 		s.Replay = vllm.ReplayBeside(base, host, replayOffset+n)
 	default:
-		// A replay that cannot be had makes the picture a lower bound.
+		// A replay that cannot be had makes the cache state a lower bound.
 		s.Replay, _ = vllm.RankEndpoint(w.cfg.Replay, n)
 	}
 	return s
@@ -386,11 +386,11 @@ func (w *watch) hits(n int, page vllm.Page) hitRule {
 			cache = r.Cache
 		}
 	}
-	return hitRuleOf(w.told, w.cfg, page.Speculates, cache, w.version)
+	return hitRuleOf(w.reported, w.cfg, page.Speculates, cache, w.version)
 }
 
 // tell hands a rank what a look has found about it.
-func (w *watch) tell(r *rank, page vllm.Page, pageErr error, marks map[int]mark, asked, at time.Time) {
+func (w *watch) report(r *rank, page vllm.Page, pageErr error, marks map[int]mark, asked, at time.Time) {
 	broken := cmp.Or(r.source.Unusable, r.unconnected(w.since))
 	if pageErr == nil {
 		i := slices.IndexFunc(page.Ranks, func(m vllm.RankMetrics) bool { return m.Rank == r.number })
@@ -434,7 +434,7 @@ func (w *watch) info(n int) *pb.MemberInfo {
 	return info
 }
 
-// fit leaves out the names that a heartbeat has no room for: requests for them
+// fit leaves out the a heartbeat cannot carry all names: requests for them
 // are placed by load.
 func (w *watch) fit(info *pb.MemberInfo) {
 	names, adapters := len(info.Models), len(info.Adapters)
@@ -449,7 +449,7 @@ func (w *watch) fit(info *pb.MemberInfo) {
 	left := names + adapters - len(info.Models) - len(info.Adapters)
 	if left != w.unnamed {
 		w.unnamed = left
-		w.cfg.Log.Warn("names that a heartbeat has no room for", "models and adapters", left)
+		w.cfg.Log.Warn("a heartbeat cannot carry all names", "models and adapters", left)
 	}
 }
 

@@ -155,7 +155,7 @@ func TestDocsNameTestsThatExist(t *testing.T) {
 // TestEveryWarningIsExplained holds the table of log messages against
 // what the programs can log at WARN and ERROR.
 func TestEveryWarningIsExplained(t *testing.T) {
-	logged := regexp.MustCompile(`(?:\.(?:Warn|Error)\(|tell\(log, \w+, |(?:report|sayLocked|failedLocked)\(|Log\(ctx, level, )"([^"]+)"`)
+	logged := regexp.MustCompile(`(?:\.(?:Warn|Error)\(|logChange\(log, \w+, |(?:report|sayLocked|failedLocked)\(|Log\(ctx, level, )"([^"]+)"`)
 	messages := make(map[string]string)
 	for _, s := range sources(t) {
 		if strings.HasPrefix(s.room, "e2e") || strings.Contains(s.room, "sim") || strings.HasPrefix(s.room, "protocol/pb") {

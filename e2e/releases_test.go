@@ -338,7 +338,7 @@ func (f follower) apply(lane, through pb.Lane, keys []uint64, held bool) {
 	}
 }
 
-// proves compares with what an agent says that each lane must look like.
+// verifies compares with what an agent says that each lane must look like.
 func (f follower) proves(lanes []*pb.LaneState) error {
 	for _, l := range lanes {
 		digest := uint64(0)

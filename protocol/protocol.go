@@ -1,5 +1,5 @@
 // Package protocol is the contract between agents and schedulers: who says
-// what on which subject, and when a picture may be believed. It holds the
+// what on which subject, and when a cache state may be believed. It holds the
 // rules, the names and the checks of both ends; it opens no connection and
 // takes no decision.
 //
@@ -40,11 +40,11 @@
 //
 // # Epoch and sequence
 //
-//   - An epoch is one life of one engine process as its agent saw it: the Unix
+//   - An epoch is one incarnation of one engine process as its agent saw it: the Unix
 //     time in nanoseconds at its start, strictly increasing within an agent.
-//   - A new epoch starts with the empty picture at sequence 0. Its first delta
+//   - A new epoch starts with the empty cache state at sequence 0. Its first delta
 //     has sequence 1, each later one the next number. A delta is atomic: the
-//     picture exists at a sequence, never between two.
+//     cache state exists at a sequence, never between two.
 //   - A change too large for one message is sent as several deltas, each with
 //     a sequence of its own. Removes come before stores, children are removed
 //     before parents, parents stored before children.
@@ -56,8 +56,8 @@
 // For each lane the agent keeps the count of held keys and their digest, the
 // XOR of blockkey.Digest over them. Both are in every heartbeat and in every
 // delta (in the last one of a change that was split), and stand for the
-// picture at the message's sequence. A scheduler that computes the same has
-// proved its picture, and a picture that was not proved is not EXACT: neither
+// cache state at the message's sequence. A scheduler that computes the same has
+// verified its cache state, and a cache state that was not verified is not EXACT: neither
 // between the parts of a split change, nor after a lost connection until the
 // next heartbeat agrees.
 //
@@ -80,7 +80,7 @@
 // # Verdicts
 //
 // A scheduler tells each agent what it makes of its member: how far it trusts
-// the picture, and why it refuses the member where it does. It does so when
+// the cache state, and why it refuses the member where it does. It does so when
 // that changes and every VerdictEvery, always upon something that the member
 // said: nothing is said to who is silent. What cannot be a member's name is
 // told so on the tokens that it used. An agent changes nothing for it but what
@@ -127,7 +127,7 @@ const Version = 1
 // largest block size among its KV-cache groups, in blocks of the keys.
 const MaxDropped = 4096
 
-// Lanes is the number of lanes of a picture, and Ends the place of LANE_ENDS
+// Lanes is the number of lanes of a cache state, and Ends the place of LANE_ENDS
 // behind them.
 const (
 	Lanes = 3

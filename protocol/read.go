@@ -180,7 +180,7 @@ func checkDelta(d *pb.Delta, member string) error {
 		return err
 	}
 	if d.GetHeader().GetSequence() == 0 {
-		return errors.New("sequence 0 is the empty picture")
+		return errors.New("sequence 0 is the empty cache state")
 	}
 	for i, c := range d.GetChanges() {
 		var err error
@@ -218,7 +218,7 @@ func checkHeartbeat(h *pb.Heartbeat, member string) error {
 		return err
 	}
 	if h.GetHeader().GetSequence() == 0 && held != (Held{}) {
-		return errors.New("sequence 0 is the empty picture, lanes are not")
+		return errors.New("sequence 0 is the empty cache state, lanes are not")
 	}
 	i := h.GetInfo()
 	if i == nil {

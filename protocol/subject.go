@@ -48,7 +48,7 @@ func (s Subjects) Blocks(member string) string { return s.base + "blocks." + tok
 // Load is where a member publishes its heartbeats.
 func (s Subjects) Load(member string) string { return s.base + "load." + tokens(member) }
 
-// Snapshot is where a member is asked for its whole picture.
+// Snapshot is where a member is asked for its whole cache state.
 func (s Subjects) Snapshot(member string) string { return s.base + "snapshot." + tokens(member) }
 
 // Verdict is where a member's agent is told what a scheduler makes of it.

@@ -83,7 +83,7 @@ func (c *Config) transport() (credentials.TransportCredentials, error) {
 	if c.GRPCTLS.Cert == "" {
 		return insecure.NewCredentials(), nil
 	}
-	served, err := certs.Server(c.GRPCTLS, c.Log.With("room", "grpc"))
+	served, err := certs.Server(c.GRPCTLS, c.Log.With("component", "grpc"))
 	if err != nil {
 		return nil, fmt.Errorf("-grpc-tls-cert, -grpc-tls-key and -grpc-tls-ca: %w", err)
 	}
@@ -93,16 +93,16 @@ func (c *Config) transport() (credentials.TransportCredentials, error) {
 // warnInsecure says what Insecure admits.
 func (c *Config) warnInsecure() {
 	if beyond(c.GRPCAddress) && c.GRPCTLS.Cert == "" {
-		c.Log.Warn("gRPC is served in plain text beyond this machine", "address", c.GRPCAddress)
+		c.Log.Warn("gRPC is served without TLS on a non-loopback address", "address", c.GRPCAddress)
 	}
 	if c.NATSURL != "" || !beyond(c.NATSAddress) {
 		return
 	}
 	if c.NATSTLS.Cert == "" {
-		c.Log.Warn("NATS is served in plain text beyond this machine", "address", c.NATSAddress)
+		c.Log.Warn("NATS is served without TLS on a non-loopback address", "address", c.NATSAddress)
 	}
 	if c.NATSUsers == "" {
-		c.Log.Warn("NATS asks nobody who he is, and listens beyond this machine", "address", c.NATSAddress)
+		c.Log.Warn("NATS accepts unauthenticated clients on a non-loopback address", "address", c.NATSAddress)
 	}
 }
 

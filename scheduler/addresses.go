@@ -32,7 +32,7 @@ type allowed struct {
 	zones    []string // in lower case, beginning with a dot
 }
 
-// parseAllowed reads a list with commas between: 10.0.0.0/8, 10.0.0.7, or
+// parseAllowed reads a list separated by commas: 10.0.0.0/8, 10.0.0.7, or
 // .prod.svc.cluster.local for all names that end so.
 func parseAllowed(list string) (allowed, error) {
 	var a allowed
@@ -94,7 +94,7 @@ type addresses struct {
 	loopback  bool
 
 	mu     sync.Mutex // held while origins are looked for
-	looked time.Time  // guarded by mu
+	polled time.Time  // guarded by mu
 	origin atomic.Pointer[map[string][]netip.Addr]
 	found  atomic.Pointer[map[string]problem] // by member
 }
@@ -117,7 +117,7 @@ func (a *addresses) start(connected func() map[string][]netip.Addr) {
 		return
 	}
 	if a.allowed.any() && !a.loopback {
-		a.log.Warn("text is not turned into tokens: a NATS server of others does not tell where members connect from, so no engine may get the API key and prompts; set -engine-addresses")
+		a.log.Warn("text prompts are not tokenized: an external NATS server does not tell where members connect from, so no engine gets the API key and prompts; set -engine-addresses")
 	}
 }
 
@@ -149,7 +149,7 @@ func (a *addresses) askable(i *fleet.Info) bool {
 	}
 	from, known := a.origins()[i.Name]
 	if !known {
-		a.look(originsEvery)
+		a.poll(originsEvery)
 		from = a.origins()[i.Name]
 	}
 	return comesFrom(from, address)
@@ -172,11 +172,11 @@ func (a *addresses) origins() map[string][]netip.Addr {
 }
 
 // look finds out where members connect from, unless somebody did within a time.
-func (a *addresses) look(within time.Duration) {
+func (a *addresses) poll(within time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if now := time.Now(); now.Sub(a.looked) >= within {
-		a.looked = now
+	if now := time.Now(); now.Sub(a.polled) >= within {
+		a.polled = now
 		o := a.connected()
 		a.origin.Store(&o)
 	}
@@ -192,7 +192,7 @@ func (a *addresses) run(ctx context.Context) {
 			return
 		case now := <-look.C:
 			if a.connected != nil {
-				a.look(0)
+				a.poll(0)
 			}
 			a.judge(a.fleet.View(), now)
 		}

@@ -31,7 +31,7 @@ type Config struct {
 	GRPCAddress string
 	// AdminAddress for /healthz, /readyz, /metrics and /fleet; 127.0.0.1:9479.
 	AdminAddress string
-	// NATSURL of the server to use, or several with commas between; empty:
+	// NATSURL of the server to use, or several separated by commas; empty:
 	// an embedded one.
 	NATSURL string
 	// NATSCredentials is a file with credentials for NATSURL; empty: none.
@@ -51,7 +51,7 @@ type Config struct {
 	// Zero: plain.
 	GRPCTLS TLS
 	// EngineAddresses are the networks (10.0.0.0/8) and ends of names
-	// (.svc.cluster.local), with commas between, that members' addresses may lie
+	// (.svc.cluster.local) separated by commas, that members' addresses may lie
 	// in: who announces another one is refused. Empty: any, but EngineAPIKey and
 	// prompts go only where a member connects from, as far as that is known.
 	EngineAddresses string
@@ -68,10 +68,10 @@ type Config struct {
 	// ShadowPolicy is asked about every request and does not decide: what it
 	// would have changed is counted; empty: none.
 	ShadowPolicy string
-	// AllowedPolicies names, with commas between, the policies that requests may
+	// AllowedPolicies names separated by commas, the policies that requests may
 	// ask for besides Policy and ShadowPolicy, with any parameters; empty: all.
 	AllowedPolicies string
-	// SessionHeaders and SessionFields name, with commas between, the headers
+	// SessionHeaders and SessionFields name separated by commas, the headers
 	// and the fields of OpenAI bodies in which requests name their session, if
 	// they do not do so themselves; empty: none.
 	SessionHeaders, SessionFields string
@@ -175,7 +175,7 @@ func (c *Config) sessions() intake.Sessions {
 func (c *Config) bus() bus.Config {
 	return bus.Config{
 		Pool: c.Pool, URL: c.NATSURL, Credentials: c.NATSCredentials, Seed: c.NATSSeed,
-		Address: c.NATSAddress, Users: c.NATSUsers, TLS: c.NATSTLS, Log: c.Log.With("room", "nats"),
+		Address: c.NATSAddress, Users: c.NATSUsers, TLS: c.NATSTLS, Log: c.Log.With("component", "nats"),
 	}
 }
 
@@ -246,7 +246,7 @@ func (c Config) Validate() error {
 		bad("shadow-policy", "%v", err)
 	}
 	if err := (&pick.Policies{Allowed: c.allowed()}).Check(); err != nil {
-		bad("AllowedPolicies", "%v; want names with commas between, like %s,session", err, policy.Default)
+		bad("AllowedPolicies", "%v; want names separated by commas, like %s,session", err, policy.Default)
 	}
 	if _, err := intake.NewSessions(c.SessionHeaders, ""); err != nil {
 		bad("session-headers", "%v", err)

@@ -47,7 +47,7 @@ func anyMatches(list []pattern, name string) bool {
 }
 
 // parseRights reads which namespaces may serve which models in which pools, a
-// line each, with commas between several and '*' for any text:
+// line each separated by commas several and '*' for any text:
 //
 //	<namespace> <models> [<pools>]
 //

@@ -39,7 +39,7 @@ func TestSeldomLinesPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, j, stop := limited(t)
 		for i := range 20 {
-			log.Warn("member is not heard", "member", "a", "for", time.Duration(i))
+			log.Warn("member missed its heartbeats", "member", "a", "for", time.Duration(i))
 			time.Sleep(pause)
 		}
 		stop()
@@ -87,12 +87,12 @@ func TestLastLineIsNotLost(t *testing.T) {
 		for i := range 10 {
 			log.Info("member is exact", "member", "a", "round", i)
 			time.Sleep(time.Second)
-			log.Warn("member is not heard", "member", "a", "round", i)
+			log.Warn("member missed its heartbeats", "member", "a", "round", i)
 			time.Sleep(time.Second)
 		}
 		time.Sleep(pause)
 		lines := j.Lines()
-		if last := lines[len(lines)-1]; !strings.Contains(last, "not heard") || !strings.Contains(last, "round=9") || !strings.Contains(last, "left_out=5") {
+		if last := lines[len(lines)-1]; !strings.Contains(last, "missed its heartbeats") || !strings.Contains(last, "round=9") || !strings.Contains(last, "left_out=5") {
 			t.Errorf("the last line is %s", last)
 		}
 	})
@@ -102,7 +102,7 @@ func TestStormOfManyIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, j, stop := limited(t)
 		for i := range 1000 {
-			log.Warn("member is not heard", "member", fmt.Sprintf("default_pod-%d_0", i))
+			log.Warn("member missed its heartbeats", "member", fmt.Sprintf("default_pod-%d_0", i))
 		}
 		if n := len(j.Lines()); n != stormBurst {
 			t.Errorf("%d lines at once, want %d", n, stormBurst)
@@ -117,9 +117,9 @@ func TestStormOfManyIsBounded(t *testing.T) {
 		}
 		// Each alone is heard of at once when the storm is over.
 		time.Sleep(time.Minute)
-		log.Warn("member is not heard", "member", "another")
+		log.Warn("member missed its heartbeats", "member", "another")
 		if n := count(j.Lines(), "member=another"); n != 1 {
-			t.Error("a single member is not heard of after the storm")
+			t.Error("a single member is not logged after the storm")
 		}
 		stop()
 	})

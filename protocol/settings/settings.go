@@ -197,7 +197,7 @@ func Secret(value string) string {
 	return "REDACTED"
 }
 
-// RedactURLs is a list of URLs, with commas between, without users and
+// RedactURLs is a list of URLs separated by commas, without users and
 // passwords. What is no URL is left out.
 func RedactURLs(urls string) string {
 	var out []string

@@ -10,9 +10,9 @@ const (
 
 // Metrics of the agent, all by rank but the probes.
 const (
-	// AgentTrust is 1 for the trust that a rank's picture deserves (trust).
+	// AgentTrust is 1 for the trust that a rank's cache state deserves (trust).
 	AgentTrust = "kvscout.agent.trust"
-	// AgentBelieved is 1 while a scheduler takes the rank at its word.
+	// AgentBelieved is 1 while a scheduler believes what the agent says of the rank.
 	AgentBelieved = "kvscout.agent.believed"
 	// AgentSchedulers are counted by what they make of the rank: a trust, or
 	// refused (trust).
@@ -42,6 +42,6 @@ const (
 	AgentAudits = "kvscout.agent.audits"
 	// AgentHungUp counts connections for probes that were hung up on (event).
 	AgentHungUp = "kvscout.agent.hung_up"
-	// AgentProbes counts looks at the engine's HTTP server (outcome).
+	// AgentProbes counts polls of the engine's HTTP server (outcome).
 	AgentProbes = "kvscout.agent.probes"
 )

@@ -55,7 +55,7 @@ const (
 	// AttrFallbackReason: what was missing; empty for an exact answer.
 	AttrFallbackReason = "kvscout.fallback.reason"
 	// AttrPromptTokens and AttrCachedTokens: the prompt's length, and how much
-	// of it the first member's picture promises.
+	// of it the first member's cache state promises.
 	AttrPromptTokens = "kvscout.prompt_tokens"
 	AttrCachedTokens = "kvscout.cached_tokens"
 )
@@ -63,7 +63,7 @@ const (
 // Spans, and what they say beside the attributes above.
 const (
 	// SpanDecision is one decision, below the call's span. It links to the span of
-	// the last delta that changed the first member's picture, where the agent
+	// the last delta that changed the first member's cache state, where the agent
 	// recorded one.
 	SpanDecision = "kvscout.decision"
 	// SpanTokenize is the time in which an engine turned a prompt into tokens,
@@ -94,7 +94,7 @@ const (
 	AttrReceipt = "kvscout.receipt"
 	// AttrAge: ms since the first member was heard.
 	AttrAge = "kvscout.age_ms"
-	// AttrEpoch and AttrSequence: the last change of the first member's picture.
+	// AttrEpoch and AttrSequence: the last change of the first member's cache state.
 	// An epoch is written as decimal digits: it does not fit a signed number.
 	AttrEpoch    = "kvscout.epoch"
 	AttrSequence = "kvscout.sequence"

@@ -15,7 +15,7 @@ type run struct {
 	before, start, end int
 }
 
-// Drain appends what changed in the published picture since the last Drain.
+// Drain appends what changed in the published cache state since the last Drain.
 // Removes come first, those of Ends before all, then children before their
 // parents; then stores, parents before their children, those of Ends last.
 // After every single Op each lane is prefix-closed, and Ends lie on the GPU lane.

@@ -215,7 +215,7 @@ func TestWorkStaysLinear(t *testing.T) {
 				m.Remove(gone(GPU, 1))
 			}
 		}},
-		{"a deep chain, doubted at its head by every other event", func(m *Mirror) {
+		{"a deep chain, suspected at its head by every other event", func(m *Mirror) {
 			m.Store(chain(0, deep[:n-2000]...))
 			for _, h := range deep[n-2000:] { // each walks maxProof blocks
 				m.Store(chain(0, 1))

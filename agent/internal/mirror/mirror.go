@@ -13,7 +13,7 @@
 //     the report of a hit (kv_cache_report_mode=full), which has no copy behind
 //     it. It is a copy where no hit could have ended at its last block, or
 //     where it leaves out blocks. Otherwise its copies are counted apart and
-//     credited only when a later store below them proves that the block is
+//     credited only when a later store below them verifies that the block is
 //     still there.
 //   - Blocks are credited when every group that needs the whole prefix holds
 //     them, and there must be one. What the other groups need is said apart: of
@@ -176,7 +176,7 @@ const (
 	// maxDoubts bounds blocks that are kept although it is not sure that the
 	// engine holds a copy.
 	maxDoubts = 1 << 14
-	// maxProof is how many blocks upwards one store proves.
+	// maxProof is how many blocks upwards one store verifies.
 	maxProof = 1 << 14
 )
 
@@ -206,9 +206,9 @@ type Mirror struct {
 	saltSeen   bool
 
 	gpuCopies int    // sure copies in GPU memory over all groups
-	doubts    int    // (block, group) pairs with only unproven copies
+	doubts    int    // (block, group) pairs with only unverified copies
 	proof     uint32 // counts the doubts that arose
-	lossy     bool   // knowledge was dropped in this life
+	lossy     bool   // knowledge was dropped in this incarnation
 
 	call call
 
@@ -238,7 +238,7 @@ type Stats struct {
 	GPUCopies  int    // copies in GPU memory over all groups
 	Waiting    int    // blocks held whose prefix is not known
 	Withheld   int    // blocks held that are not published, with all below them
-	Doubtful   int    // blocks with unproven copies only
+	Doubtful   int    // blocks with unverified copies only
 	BlockSize  int    // 0: not known yet
 	NoCredit   string // why nothing at all is published; empty: it is
 	Guess      string // why depths are a lower bound; empty: they are not
@@ -266,7 +266,7 @@ func New(cfg Config) *Mirror {
 	return m
 }
 
-// Reset forgets everything, also what Drain has told: a new life of the engine
+// Reset forgets everything, also what Drain has told: a new incarnation of the engine
 // begins. Counters go on.
 func (m *Mirror) Reset() {
 	stats := m.stats

@@ -2,7 +2,7 @@ package mirror
 
 import "github.com/kvscout/kvscout/protocol/blockkey"
 
-// Snapshot yields the whole published picture as of the last Drain, parents
+// Snapshot yields the whole published cache state as of the last Drain, parents
 // before their children, Ends after the blocks that they are. After every Op
 // each lane is prefix-closed.
 func (m *Mirror) Snapshot(yield func(Op) bool) {

@@ -100,8 +100,8 @@ func rich() *Mirror {
 		return s
 	}
 	m.Store(store(0, "", 0, 1, 2, 3))
-	m.Store(store(0, "", 0, 1, 2))      // doubtful
-	m.Store(store(0, "", 3, 4, 5))      // proves it
+	m.Store(store(0, "", 0, 1, 2))      // suspect
+	m.Store(store(0, "", 3, 4, 5))      // verifies it
 	m.Store(store(0, "sql", 0, 21, 22)) // of an adapter
 	m.Store(store(0, "", 77, 78))       // waits
 	m.Store(store(0, "", 91, 92))       // a circle

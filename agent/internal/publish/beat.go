@@ -30,7 +30,7 @@ func (b *beat) forget() { b.at = time.Time{} }
 
 // due tells whether something changed that cannot wait: trust, epoch and rule at
 // once, member and load after a short calm.
-func (b *beat) due(st State, now time.Time, p Picture) bool {
+func (b *beat) due(st State, now time.Time, p CacheState) bool {
 	if b.at.IsZero() || st.Epoch != b.epoch || st.Trust != b.trust || !proto.Equal(st.Rule, b.rule) {
 		return true
 	}

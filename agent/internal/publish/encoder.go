@@ -75,7 +75,7 @@ func newEncoder(member string) *encoder {
 
 // parts cuts changes into what fits limit bytes, in order; no changes are one
 // empty part. A run of stores is cut from its head, a run of removes from its
-// tail, so that every part leaves a prefix-closed picture.
+// tail, so that every part leaves a prefix-closed cache state.
 func (e *encoder) parts(ops []mirror.Op, st State, limit int) iter.Seq[part] {
 	room := max(limit-frameBytes-len(e.member)-min(len(st.Reason), maxReason), opBytes+8)
 	return func(yield func(part) bool) {

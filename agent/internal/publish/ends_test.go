@@ -55,7 +55,7 @@ func TestEndsTravelBesideTheLanes(t *testing.T) {
 	}
 }
 
-func TestRuleIsToldAtOnce(t *testing.T) {
+func TestRuleIsPublishedAtOnce(t *testing.T) {
 	var b beat
 	st := State{Epoch: 1, Trust: pb.Trust_TRUST_EXACT}
 	b.sent(st, nil, nil, b.at.Add(1))

@@ -1,8 +1,8 @@
 // Package publish is the agent's end of the bus: it numbers and sends what
-// changed in one rank's picture, says regularly what the picture must look
+// changed in one rank's cache state, says regularly what the cache state must look
 // like, answers who asks for the whole of it, and remembers what schedulers make
-// of it. The rules are those of package protocol. What the picture is, and what the engine said, it leaves
-// to the Picture that it is given.
+// of it. The rules are those of package protocol. What the cache state is, and what the engine said, it leaves
+// to the Cache state that it is given.
 package publish
 
 import (
@@ -22,21 +22,21 @@ import (
 	"github.com/kvscout/kvscout/protocol/pb"
 )
 
-// Picture is the truth about one rank. It is safe for concurrent use; Drain
+// Cache state is the truth about one rank. It is safe for concurrent use; Drain
 // and Snapshot are never called at the same time.
-type Picture interface {
+type CacheState interface {
 	// Drain appends the changes since the last call and says what they lead
 	// to. When the epoch differs from the last call's, the changes are the
-	// whole picture of the new epoch. Keys need live until the next Drain.
+	// whole cache state of the new epoch. Keys need live until the next Drain.
 	Drain(ops []mirror.Op) ([]mirror.Op, State)
-	// Snapshot is the whole picture as of the last Drain, parents first. The
+	// Snapshot is the whole cache state as of the last Drain, parents first. The
 	// keys are the caller's.
 	Snapshot() ([]mirror.Op, State)
 	// Heartbeat describes the member and its load; the load may be nil.
 	Heartbeat() (*pb.MemberInfo, *pb.Load)
 }
 
-// State is what a picture amounts to.
+// State is what a cache state amounts to.
 type State struct {
 	// Epoch 0: no life was seen yet, and nothing is sent.
 	Epoch         uint64
@@ -50,10 +50,10 @@ type State struct {
 // Config of a Publisher. Zero durations stand for the defaults named.
 type Config struct {
 	// Conn must not buffer while it is disconnected: nats.ReconnectBufSize(-1).
-	Conn    *nats.Conn
-	Pool    string
-	Member  string
-	Picture Picture
+	Conn       *nats.Conn
+	Pool       string
+	Member     string
+	CacheState CacheState
 	// Release of this program, which schedulers are told.
 	Release string
 	// Tick is the least time between two deltas; 1 ms.
@@ -71,7 +71,7 @@ type Config struct {
 // Stats counts what happened since New.
 type Stats struct {
 	Deltas, Changes, Keys, Bytes uint64
-	// Dropped changes of the picture: the connection was down, or refused them.
+	// Dropped changes of the cache state: the connection was down, or refused them.
 	Dropped    uint64
 	Heartbeats uint64
 	// Snapshots answered and their chunks; Refused requests were malformed,
@@ -83,19 +83,19 @@ type Stats struct {
 	Unreadable uint64
 }
 
-// Publisher sends one rank's picture.
+// Publisher sends one rank's cache state.
 type Publisher struct {
-	cfg     Config
-	blocks  string
-	load    string
-	ask     string
-	told    string
-	wake    chan struct{}
-	queries *queries
-	heard   *verdicts
-	started atomic.Bool
+	cfg      Config
+	blocks   string
+	load     string
+	ask      string
+	verdicts string
+	wake     chan struct{}
+	queries  *queries
+	received *verdicts
+	started  atomic.Bool
 
-	mu        sync.Mutex // guards what follows: a sequence and its picture belong together
+	mu        sync.Mutex // guards what follows: a sequence and its cache state belong together
 	ops       []mirror.Op
 	encoder   *encoder
 	epoch     uint64 // 0: nothing drained yet
@@ -108,8 +108,8 @@ type Publisher struct {
 
 // New checks the configuration.
 func New(cfg Config) (*Publisher, error) {
-	if cfg.Conn == nil || cfg.Picture == nil {
-		return nil, errors.New("publish: no connection or no picture")
+	if cfg.Conn == nil || cfg.CacheState == nil {
+		return nil, errors.New("publish: no connection or no cache state")
 	}
 	if cfg.Conn.Opts.ReconnectBufSize >= 0 {
 		return nil, errors.New("publish: the connection would keep stale messages; open it with nats.ReconnectBufSize(-1)")
@@ -131,15 +131,15 @@ func New(cfg Config) (*Publisher, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	return &Publisher{
-		cfg:     cfg,
-		blocks:  subjects.Blocks(cfg.Member),
-		load:    subjects.Load(cfg.Member),
-		ask:     subjects.Snapshot(cfg.Member),
-		told:    subjects.Verdict(cfg.Member),
-		wake:    make(chan struct{}, 1),
-		queries: newQueries(subjects.Inbox() + "."),
-		heard:   newVerdicts(cfg.Log, cfg.Release, time.Now()),
-		encoder: newEncoder(cfg.Member),
+		cfg:      cfg,
+		blocks:   subjects.Blocks(cfg.Member),
+		load:     subjects.Load(cfg.Member),
+		ask:      subjects.Snapshot(cfg.Member),
+		verdicts: subjects.Verdict(cfg.Member),
+		wake:     make(chan struct{}, 1),
+		queries:  newQueries(subjects.Inbox() + "."),
+		received: newVerdicts(cfg.Log, cfg.Release, time.Now()),
+		encoder:  newEncoder(cfg.Member),
 	}, nil
 }
 
@@ -161,12 +161,12 @@ func (p *Publisher) Stats() Stats {
 	st.Chunks = p.queries.chunks.Load()
 	st.Refused = p.queries.refused.Load()
 	st.Errors += p.queries.errors.Load()
-	st.Unreadable = p.heard.refused.Load()
+	st.Unreadable = p.received.refused.Load()
 	return st
 }
 
 // Opinions are what the schedulers that are heard make of the member.
-func (p *Publisher) Opinions() []Opinion { return p.heard.list() }
+func (p *Publisher) Opinions() []Opinion { return p.received.list() }
 
 // Run publishes until ctx is done, and says goodbye then. It may be called once.
 func (p *Publisher) Run(ctx context.Context) error {
@@ -185,12 +185,12 @@ func (p *Publisher) Run(ctx context.Context) error {
 	if err := subscription.SetPendingLimits(4*maxQueries, protocol.MaxMessage); err != nil {
 		return fmt.Errorf("limit %s: %w", p.ask, err)
 	}
-	verdicts, err := p.cfg.Conn.Subscribe(p.told, p.heard.receive(p.cfg.Member))
+	verdicts, err := p.cfg.Conn.Subscribe(p.verdicts, p.received.receive(p.cfg.Member))
 	if err != nil {
-		return fmt.Errorf("subscribe to %s: %w", p.told, err)
+		return fmt.Errorf("subscribe to %s: %w", p.verdicts, err)
 	}
 	if err := verdicts.SetPendingLimits(4*maxSchedulers, protocol.MaxMessage); err != nil {
-		return fmt.Errorf("limit %s: %w", p.told, err)
+		return fmt.Errorf("limit %s: %w", p.verdicts, err)
 	}
 	p.beatNow()
 	g, ctx := errgroup.WithContext(ctx)
@@ -228,7 +228,7 @@ func (p *Publisher) tick(ctx context.Context, status <-chan nats.Status) {
 			continue
 		case now := <-heartbeat.C:
 			p.beatNow()
-			p.heard.expire(now)
+			p.received.expire(now)
 		case <-status:
 			p.beatNow()
 		}
@@ -255,7 +255,7 @@ func (p *Publisher) publish() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	st := p.drainLocked()
-	if p.beat.due(st, time.Now(), p.cfg.Picture) {
+	if p.beat.due(st, time.Now(), p.cfg.CacheState) {
 		p.heartbeatLocked(st)
 	}
 }
@@ -267,10 +267,10 @@ func (p *Publisher) beatNow() {
 	p.heartbeatLocked(p.drainLocked())
 }
 
-// drainLocked publishes what changed in the picture.
+// drainLocked publishes what changed in the cache state.
 func (p *Publisher) drainLocked() State {
 	var st State
-	p.ops, st = p.cfg.Picture.Drain(p.ops[:0])
+	p.ops, st = p.cfg.CacheState.Drain(p.ops[:0])
 	connected := p.cfg.Conn.IsConnected()
 	if connected != p.connected {
 		p.connected = connected
@@ -281,8 +281,8 @@ func (p *Publisher) drainLocked() State {
 	}
 	if st.Epoch != p.epoch {
 		p.epoch, p.sequence = st.Epoch, 0
-		// The new life is announced before its first delta, so that whoever
-		// listens can begin with the empty picture and need not ask.
+		// The new incarnation is announced before its first delta, so that whoever
+		// listens can begin with the empty cache state and need not ask.
 		empty := State{Epoch: st.Epoch, Trust: st.Trust, Reason: st.Reason}
 		if len(p.ops) > 0 && st.Trust == pb.Trust_TRUST_EXACT {
 			empty.Trust, empty.Reason = pb.Trust_TRUST_SYNCING, "new epoch"
@@ -290,7 +290,7 @@ func (p *Publisher) drainLocked() State {
 		p.batches = 0
 		p.heartbeatLocked(empty)
 	}
-	// Batches that changed nothing are told too: the picture stands on them.
+	// Batches that changed nothing are told too: the cache state stands on them.
 	if len(p.ops) == 0 && (!connected || st.EngineBatches == p.batches) {
 		return st
 	}
@@ -337,12 +337,12 @@ func (p *Publisher) limit() int {
 	return protocol.MaxMessage
 }
 
-// heartbeatLocked says what the picture at the last sequence must look like.
+// heartbeatLocked says what the cache state at the last sequence must look like.
 func (p *Publisher) heartbeatLocked(st State) {
 	if st.Epoch == 0 {
 		return
 	}
-	info, load := p.cfg.Picture.Heartbeat()
+	info, load := p.cfg.CacheState.Heartbeat()
 	p.beat.sent(st, info, load, time.Now())
 	if !p.cfg.Conn.IsConnected() {
 		return

@@ -40,7 +40,7 @@ func connect(t testing.TB, url string, options ...nats.Option) *nats.Conn {
 	return conn
 }
 
-// rank is a Picture around a real mirror, as an agent has one.
+// rank is a Cache state around a real mirror, as an agent has one.
 type rank struct {
 	mu      sync.Mutex // guards all
 	mirror  *mirror.Mirror
@@ -108,7 +108,7 @@ func (r *rank) remove(first uint64, n int) {
 	}
 }
 
-// restart begins a new life with an empty cache.
+// restart begins a new incarnation with an empty cache.
 func (r *rank) restart() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -272,8 +272,8 @@ func (r *reader) heartbeat() *pb.Heartbeat {
 }
 
 // start runs a publisher until the test ends or stop is called.
-func start(t testing.TB, conn *nats.Conn, p Picture, heartbeat time.Duration) (*Publisher, func()) {
-	pub, err := New(Config{Conn: conn, Pool: "test", Member: member, Picture: p, HeartbeatEvery: heartbeat})
+func start(t testing.TB, conn *nats.Conn, p CacheState, heartbeat time.Duration) (*Publisher, func()) {
+	pub, err := New(Config{Conn: conn, Pool: "test", Member: member, CacheState: p, HeartbeatEvery: heartbeat})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -351,7 +351,7 @@ func TestAtMostOneDeltaATick(t *testing.T) {
 	s := broker.New(t, nil)
 	r := newReader(t, connect(t, s.URL()))
 	p := newRank()
-	pub, err := New(Config{Conn: connect(t, s.URL()), Pool: "test", Member: member, Picture: p, Tick: 50 * time.Millisecond, HeartbeatEvery: time.Hour})
+	pub, err := New(Config{Conn: connect(t, s.URL()), Pool: "test", Member: member, CacheState: p, Tick: 50 * time.Millisecond, HeartbeatEvery: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -420,7 +420,7 @@ func TestServerWithSmallMessages(t *testing.T) {
 	}
 }
 
-func TestSnapshotIsThePictureAtItsSequence(t *testing.T) {
+func TestSnapshotIsTheCacheStateAtItsSequence(t *testing.T) {
 	s := broker.New(t, nil)
 	conn := connect(t, s.URL())
 	p := newRank()
@@ -550,7 +550,7 @@ func TestNewEpochIsAnnouncedBeforeItsFirstDelta(t *testing.T) {
 	}
 }
 
-func TestStateIsToldAtOnce(t *testing.T) {
+func TestStateIsPublishedAtOnce(t *testing.T) {
 	s := broker.New(t, nil)
 	r := newReader(t, connect(t, s.URL()))
 	p := newRank()
@@ -583,7 +583,7 @@ func (r *reader) drain(p *Publisher, ok func(*pb.Heartbeat) bool) {
 	waking.Wait()
 }
 
-func TestBatchesThatChangeNothingAreTold(t *testing.T) {
+func TestBatchesThatChangeNothingArePublished(t *testing.T) {
 	s := broker.New(t, nil)
 	r := newReader(t, connect(t, s.URL()))
 	p := newRank()
@@ -752,10 +752,10 @@ func TestSnapshotGoesToASchedulersInboxOnly(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	s := broker.New(t, nil)
-	ok := Config{Conn: connect(t, s.URL()), Pool: "p", Member: member, Picture: newRank()}
+	ok := Config{Conn: connect(t, s.URL()), Pool: "p", Member: member, CacheState: newRank()}
 	buffering := connect(t, s.URL(), nats.ReconnectBufSize(1<<20))
 	for name, spoil := range map[string]func(*Config){
-		"no conn": func(c *Config) { c.Conn = nil }, "no picture": func(c *Config) { c.Picture = nil },
+		"no conn": func(c *Config) { c.Conn = nil }, "no cache state": func(c *Config) { c.CacheState = nil },
 		"pool": func(c *Config) { c.Pool = "a b" }, "member": func(c *Config) { c.Member = "a.b" },
 		"buffering": func(c *Config) { c.Conn = buffering },
 	} {
@@ -803,7 +803,7 @@ func TestLoadMoved(t *testing.T) {
 	}
 }
 
-// changes is a Picture that is never at rest: each Drain is a tick's worth of
+// changes is a Cache state that is never at rest: each Drain is a tick's worth of
 // new blocks on all lanes, and of old ones that go.
 type changes struct {
 	rank
@@ -831,7 +831,7 @@ func BenchmarkPublish(b *testing.B) {
 			stored += len(keys)
 		}
 	}
-	p, err := New(Config{Conn: connect(b, s.URL()), Pool: "test", Member: member, Picture: c})
+	p, err := New(Config{Conn: connect(b, s.URL()), Pool: "test", Member: member, CacheState: c})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 // maxQueries bounds the snapshot requests that wait. One is answered at a
-// time: a picture is copied for each.
+// time: a cache state is copied for each.
 const maxQueries = 16
 
 // queries holds the snapshot requests that wait for their answer.
@@ -100,7 +100,7 @@ func (p *Publisher) answer(ctx context.Context) {
 	}
 }
 
-// cut pairs the picture with the sequence that it stands at. The picture may
+// cut pairs the cache state with the sequence that it stands at. The cache state may
 // begin a new epoch at any moment, of which nothing is published yet; what is
 // published is what can be cut.
 func (p *Publisher) cut() ([]mirror.Op, State, uint64, error) {
@@ -108,14 +108,14 @@ func (p *Publisher) cut() ([]mirror.Op, State, uint64, error) {
 	defer p.mu.Unlock()
 	for range 3 {
 		p.drainLocked()
-		if ops, st := p.cfg.Picture.Snapshot(); st.Epoch == p.epoch && st.Epoch != 0 {
+		if ops, st := p.cfg.CacheState.Snapshot(); st.Epoch == p.epoch && st.Epoch != 0 {
 			return ops, st, p.sequence, nil
 		}
 	}
 	return nil, State{}, 0, errors.New("no epoch lasts long enough to be cut")
 }
 
-// snapshot sends the picture at one sequence in chunks.
+// snapshot sends the cache state at one sequence in chunks.
 func (p *Publisher) snapshot(ctx context.Context, reply string) error {
 	ops, st, sequence, err := p.cut()
 	if err != nil {

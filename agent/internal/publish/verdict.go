@@ -25,14 +25,14 @@ const (
 	shortest       = time.Second
 	longest        = time.Minute
 	// unheardFor is how long nobody may say anything before that is said.
-	unheardFor = missedVerdicts * protocol.VerdictEvery
+	verdictFor = missedVerdicts * protocol.VerdictEvery
 )
 
 // Opinion is what one scheduler makes of the member.
 type Opinion struct {
 	// Scheduler is its name.
 	Scheduler string
-	// Trust in the picture there, and why it is not EXACT.
+	// Trust in the cache state there, and why it is not EXACT.
 	Trust  pb.Trust
 	Reason string
 	// Refused says why what this agent says does not count there; empty: it does.
@@ -45,20 +45,20 @@ type verdicts struct {
 	release string        // of this program
 	refused atomic.Uint64 // messages that are no verdict, or one too many
 
-	mu    sync.Mutex // guards all below
-	heard map[uint64]*heard
-	since time.Time // nobody is heard since then; zero: somebody is
-	said  bool      // that nobody is
+	mu       sync.Mutex // guards all below
+	received map[uint64]*received
+	since    time.Time // nobody is heard since then; zero: somebody is
+	said     bool      // that nobody is
 }
 
 // heard is one scheduler.
-type heard struct {
+type received struct {
 	Opinion
 	until time.Time // it is gone without another verdict
 }
 
 func newVerdicts(log *slog.Logger, release string, now time.Time) *verdicts {
-	return &verdicts{log: log, release: release, heard: make(map[uint64]*heard), since: now}
+	return &verdicts{log: log, release: release, received: make(map[uint64]*received), since: now}
 }
 
 // receive takes them as they come.
@@ -79,14 +79,14 @@ func (v *verdicts) take(data []byte, member string, now time.Time) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	h := v.heard[said.GetSender()]
+	h := v.received[said.GetSender()]
 	if h == nil {
-		if len(v.heard) >= maxSchedulers {
+		if len(v.received) >= maxSchedulers {
 			v.refused.Add(1)
 			return
 		}
-		h = new(heard)
-		v.heard[said.GetSender()] = h
+		h = new(received)
+		v.received[said.GetSender()] = h
 		v.since, v.said = time.Time{}, false
 	}
 	before := h.Opinion
@@ -109,19 +109,19 @@ func (v *verdicts) take(data []byte, member string, now time.Time) {
 func (v *verdicts) expire(now time.Time) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for sender, h := range v.heard {
+	for sender, h := range v.received {
 		if now.After(h.until) {
-			delete(v.heard, sender)
-			v.log.Info("a scheduler is not heard any more", "scheduler", h.Scheduler)
+			delete(v.received, sender)
+			v.log.Info("a scheduler has gone silent", "scheduler", h.Scheduler)
 		}
 	}
 	switch {
-	case len(v.heard) > 0:
+	case len(v.received) > 0:
 	case v.since.IsZero():
 		v.since = now
-	case now.Sub(v.since) >= unheardFor && !v.said:
+	case now.Sub(v.since) >= verdictFor && !v.said:
 		v.said = true
-		v.log.Warn("no scheduler hears this member: is one running, on this NATS and for this pool?", "for", now.Sub(v.since).Round(time.Second))
+		v.log.Warn("no scheduler answers: is one running, on this NATS and for this pool?", "for", now.Sub(v.since).Round(time.Second))
 	}
 }
 
@@ -130,7 +130,7 @@ func (v *verdicts) list() []Opinion {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	var list []Opinion
-	for _, h := range v.heard {
+	for _, h := range v.received {
 		list = append(list, h.Opinion)
 	}
 	slices.SortFunc(list, func(a, b Opinion) int { return strings.Compare(a.Scheduler, b.Scheduler) })

@@ -79,7 +79,7 @@ func TestSilentSchedulersAreForgotten(t *testing.T) {
 	for i := range 100 {
 		v.expire(now.Add(time.Duration(52+i) * time.Second))
 	}
-	if n := strings.Count(log.String(), "no scheduler hears this member"); n != 1 {
+	if n := strings.Count(log.String(), "no scheduler answers"); n != 1 {
 		t.Errorf("said %d times: %s", n, log.String())
 	}
 }

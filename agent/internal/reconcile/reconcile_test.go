@@ -132,7 +132,7 @@ var start = time.Unix(1_000_000, 0)
 
 // TestAnEnginesOwnStreamIsNeverDoubted plays engines of all kinds, late events,
 // late counters, aborts, prompts without a lookup and a check that begins late.
-func TestAnEnginesOwnStreamIsNeverDoubted(t *testing.T) {
+func TestAnEnginesOwnStreamIsNeverSuspected(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		e := &engine{
 			r:         rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1)),

@@ -22,7 +22,7 @@ type Question struct {
 
 const (
 	countedWithin = time.Second // the engine's metrics follow its answers
-	countedLook   = 50 * time.Millisecond
+	countedPoll   = 50 * time.Millisecond
 )
 
 var errUncounted = errors.New("the engine did not count the request alone")
@@ -42,7 +42,7 @@ func (e *Engine) Cached(ctx context.Context, q Question, before *Load) (float64,
 	if before.PromptTokens == nil || before.CachedTokens == nil {
 		return 0, errUncounted
 	}
-	for deadline := time.Now().Add(countedWithin); time.Now().Before(deadline) && ctx.Err() == nil; sleep(ctx, countedLook) {
+	for deadline := time.Now().Add(countedWithin); time.Now().Before(deadline) && ctx.Err() == nil; sleep(ctx, countedPoll) {
 		page, err := e.Metrics(ctx)
 		if err != nil {
 			return 0, err

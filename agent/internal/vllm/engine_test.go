@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// testEngine is the ZeroMQ side of an engine: a PUB and a ROUTER, each life of
+// testEngine is the ZeroMQ side of an engine: a PUB and a ROUTER, each incarnation of
 // it a new set of sockets on the same addresses.
 type testEngine struct {
 	t       *testing.T
@@ -68,7 +68,7 @@ func newTestEngine(t *testing.T, replay bool) *testEngine {
 
 func (e *testEngine) start() { e.startWith(0) }
 
-// startWith begins a life that has sent some batches before anybody connects:
+// startWith begins an incarnation that has sent some batches before anybody connects:
 // hashes 101, 102 and so on.
 func (e *testEngine) startWith(batches int) {
 	e.t.Helper()
@@ -153,7 +153,7 @@ func (e *testEngine) dialOnce() bool {
 	return true
 }
 
-// kill ends the present life without a word.
+// kill ends the present incarnation without a word.
 func (e *testEngine) kill() {
 	e.mu.Lock()
 	for _, l := range e.sockets {
@@ -202,7 +202,7 @@ func (e *testEngine) skip() {
 	e.next++
 }
 
-// rewind makes the next batch carry an old number, as a new life behind the
+// rewind makes the next batch carry an old number, as a new incarnation behind the
 // same connection would.
 func (e *testEngine) rewind() {
 	e.mu.Lock()
@@ -356,9 +356,9 @@ func write(c net.Conn, frames ...[]byte) {
 }
 
 // follow starts a Tail on the engine; it ends with the test.
-func follow(t *testing.T, e *testEngine) (*picture, *Tail) {
+func follow(t *testing.T, e *testEngine) (*state, *Tail) {
 	t.Helper()
-	p := &picture{}
+	p := &state{}
 	cfg := TailConfig{Endpoint: "tcp://" + e.pubAddr, Sink: p, Log: testLog(t)}
 	if e.repAddr != "" {
 		cfg.Replay = "tcp://" + e.repAddr

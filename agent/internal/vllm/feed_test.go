@@ -72,9 +72,9 @@ func TestSessionThatIsLeftLeavesItsFeedAlone(t *testing.T) {
 		}
 	}()
 	for range 20 {
-		lives := tail.Stats().NewLives
+		lives := tail.Stats().Incarnations
 		tail.Restart("a test")
-		await.True(t, "a new life", func() bool { return tail.Stats().NewLives > lives })
+		await.True(t, "a new incarnation", func() bool { return tail.Stats().Incarnations > lives })
 	}
 	close(stop)
 	<-ended

@@ -74,7 +74,7 @@ func TestParseMetricsOldAndNewNames(t *testing.T) {
 			Load{KVUsage: f(.5), CachedTokens: f(7), HitTokens: f(7), InterTokenSeconds: f(2), InterTokenCount: f(4)}},
 		{"new names win", page(`vllm:gpu_cache_usage_perc 0.5`, `vllm:kv_cache_usage_perc 0.25`, `vllm:prefix_cache_hits_total 5`, `vllm:prompt_tokens_cached_total 6`),
 			Load{KVUsage: f(.25), CachedTokens: f(6), HitTokens: f(5)}},
-		{"computed as the engine says", page(`vllm:prompt_tokens_total 9`, `vllm:prompt_tokens_cached_total 6`, `vllm:prompt_tokens_by_source_total{source="local_cache_hit"} 5`, `vllm:prompt_tokens_by_source_total{source="local_compute"} 2`),
+		{"computed as the engine reports", page(`vllm:prompt_tokens_total 9`, `vllm:prompt_tokens_cached_total 6`, `vllm:prompt_tokens_by_source_total{source="local_cache_hit"} 5`, `vllm:prompt_tokens_by_source_total{source="local_compute"} 2`),
 			Load{PromptTokens: f(9), CachedTokens: f(6), ComputedPromptTokens: f(2)}},
 		{"computed as what nobody had", page(`vllm:prompt_tokens_total 9`, `vllm:prefix_cache_hits_total 4`, `vllm:external_prefix_cache_hits_total 2`),
 			Load{PromptTokens: f(9), CachedTokens: f(4), HitTokens: f(4), ExternalTokens: f(2), ComputedPromptTokens: f(3)}},

@@ -24,7 +24,7 @@ var errNoBatch = errors.New("the first message is no batch of events")
 // peers are those that have connected to a Tail that listens. One at a time is
 // followed, and anybody can connect and shake hands: so the others are heard
 // as far as their first message, and one whose first message is a batch goes
-// before all that have said nothing. A batch proves no more than that: who can
+// before all that have said nothing. A batch verifies no more than that: who can
 // connect can lie, and the replay is what tells lives of the engine apart.
 type peers struct {
 	listener *zmtp.Listener

@@ -11,11 +11,11 @@ import (
 )
 
 // listening starts a Tail that listens for e, whose replay socket is open.
-func listening(t *testing.T, replay bool) (*testEngine, *picture, *Tail) {
+func listening(t *testing.T, replay bool) (*testEngine, *state, *Tail) {
 	t.Helper()
 	e := newTestEngine(t, replay)
 	e.answers = true
-	p := &picture{}
+	p := &state{}
 	cfg := TailConfig{Endpoint: "tcp://" + e.pubAddr, Bind: true, Topic: "kv", Sink: p, Log: testLog(t)}
 	if replay {
 		cfg.Replay = "tcp://" + e.repAddr
@@ -25,7 +25,7 @@ func listening(t *testing.T, replay bool) (*testEngine, *picture, *Tail) {
 	return e, p, tail
 }
 
-// live begins a life of an engine that dials out.
+// live begins an incarnation of an engine that dials out.
 func (e *testEngine) live() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -75,7 +75,7 @@ func (e *testEngine) say(frames ...[]byte) {
 
 // speaks publishes, as a busy engine would, until a batch was heard from it and
 // not from its replay.
-func (e *testEngine) speaks(t *testing.T, p *picture, tail *Tail) (published []uint64) {
+func (e *testEngine) speaks(t *testing.T, p *state, tail *Tail) (published []uint64) {
 	t.Helper()
 	live := func() uint64 { st := tail.Stats(); return st.Batches - st.Replayed }
 	var last time.Time
@@ -211,15 +211,15 @@ func TestPeersThatWaitAreBounded(t *testing.T) {
 
 // TestStrangerInThePlaceOfTheEngineRaisesDoubt has a stranger take the place of
 // an engine whose connection has ended, so that all looks well.
-func TestStrangerInThePlaceOfTheEngineRaisesDoubt(t *testing.T) {
+func TestStrangerInThePlaceOfTheEngineRaisesSuspicion(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		between func(*testEngine)
 		lives   int
 		held    []uint64
 	}{
-		{"the same life", func(e *testEngine) { e.hide(removed(1)) }, 0, []uint64{2}},
-		{"another life", func(e *testEngine) {
+		{"the same incarnation", func(e *testEngine) { e.hide(removed(1)) }, 0, []uint64{2}},
+		{"another incarnation", func(e *testEngine) {
 			e.rewind()
 			for h := range uint64(4) {
 				e.hide(stored(h + 101))
@@ -258,7 +258,7 @@ func TestEngineThatLeavesAStrangerBehindIsForgotten(t *testing.T) {
 	e.dialOut()
 	p.settles(t, Exact, 1)
 	e.kill()
-	await.True(t, "the end of the life", func() bool { return len(p.hashes()) == 0 })
+	await.True(t, "the end of the incarnation", func() bool { return len(p.hashes()) == 0 })
 }
 
 // TestSilentEngineGivesWay is a connection that stands still without breaking,

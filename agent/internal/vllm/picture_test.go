@@ -9,36 +9,36 @@ import (
 	"github.com/kvscout/kvscout/e2e/await"
 )
 
-// picture is a Sink that keeps the set of held hashes.
-type picture struct {
-	mu     sync.Mutex // guards all below
-	held   map[uint64]int
-	lives  []string
-	trust  Trust
-	reason string
-	states []Trust
-	never  uint64 // hash that an exact picture must not hold
-	lies   int    // how often one did
+// cache state is a Sink that keeps the set of held hashes.
+type state struct {
+	mu           sync.Mutex // guards all below
+	held         map[uint64]int
+	incarnations []string
+	trust        Trust
+	reason       string
+	states       []Trust
+	never        uint64 // hash that an exact cache state must not hold
+	lies         int    // how often one did
 
 	mark    Mark
 	saved   map[uint64]int // of another process
 	resumed int
 }
 
-func (p *picture) NewLife(reason string) {
+func (p *state) NewIncarnation(reason string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.held, p.lives = nil, append(p.lives, reason)
+	p.held, p.incarnations = nil, append(p.incarnations, reason)
 }
 
-func (p *picture) Resume() {
+func (p *state) Resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.resumed++
 	p.held, p.saved = p.saved, nil
 }
 
-func (p *picture) Apply(at Mark, b Batch) {
+func (p *state) Apply(at Mark, b Batch) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mark = at
@@ -60,7 +60,7 @@ func (p *picture) Apply(at Mark, b Batch) {
 	}
 }
 
-func (p *picture) State(t Trust, reason string) {
+func (p *state) State(t Trust, reason string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.trust, p.reason = t, reason
@@ -71,13 +71,13 @@ func (p *picture) State(t Trust, reason string) {
 }
 
 // forbid says that from the next change of state on the hash is no longer held.
-func (p *picture) forbid(hash uint64) {
+func (p *state) forbid(hash uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.never = hash
 }
 
-func (p *picture) hashes() []uint64 {
+func (p *state) hashes() []uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var out []uint64
@@ -88,48 +88,48 @@ func (p *picture) hashes() []uint64 {
 	return out
 }
 
-func (p *picture) worth() Trust {
+func (p *state) worth() Trust {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.trust
 }
 
 // said says whether a state was ever told.
-func (p *picture) said(trust Trust) bool {
+func (p *state) said(trust Trust) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Contains(p.states, trust)
 }
 
-// doubted says whether a picture that was exact became doubtful.
-func (p *picture) doubted() bool {
+// suspected says whether a cache state that was exact became suspect.
+func (p *state) suspected() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	exact := slices.Index(p.states, Exact)
 	return exact >= 0 && slices.Contains(p.states[exact:], Syncing)
 }
 
-func (p *picture) why() string {
+func (p *state) why() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.reason
 }
 
 // ended are the reasons of all new lives.
-func (p *picture) ended() []string {
+func (p *state) ended() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.Clone(p.lives)
+	return slices.Clone(p.incarnations)
 }
 
-func (p *picture) count() int {
+func (p *state) count() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.lives)
+	return len(p.incarnations)
 }
 
-// settles waits until the picture holds exactly the hashes, with this trust.
-func (p *picture) settles(t *testing.T, trust Trust, hashes ...uint64) {
+// settles waits until the cache state holds exactly the hashes, with this trust.
+func (p *state) settles(t *testing.T, trust Trust, hashes ...uint64) {
 	t.Helper()
 	deadline := time.Now().Add(await.Patience)
 	for {

@@ -8,7 +8,7 @@ import (
 )
 
 // four is a tail that has applied stored(1) to stored(4), a batch each.
-func four(t *testing.T, e *testEngine) (*picture, *Tail) {
+func four(t *testing.T, e *testEngine) (*state, *Tail) {
 	t.Helper()
 	e.start()
 	p, tail := follow(t, e)
@@ -68,7 +68,7 @@ func TestLostLastBatchIsFound(t *testing.T) {
 
 // TestReplayOfAnotherLifeIsRefused is an engine that restarted unseen and has
 // passed the old sequence when the gap shows.
-func TestReplayOfAnotherLifeIsRefused(t *testing.T) {
+func TestReplayOfAnotherIncarnationIsRefused(t *testing.T) {
 	e := newTestEngine(t, true)
 	p, _ := four(t, e)
 	e.rewind()
@@ -78,12 +78,12 @@ func TestReplayOfAnotherLifeIsRefused(t *testing.T) {
 	e.publish(stored(107))
 	p.settles(t, Exact, 101, 102, 103, 104, 105, 106, 107)
 	if p.count() == 0 {
-		t.Error("the new life was not noticed")
+		t.Error("the new incarnation was not noticed")
 	}
 }
 
 // TestSilentEngineIsDoubted is a network that stands still without breaking.
-func TestSilentEngineIsDoubted(t *testing.T) {
+func TestSilentEngineIsSuspected(t *testing.T) {
 	e := newTestEngine(t, true)
 	e.answers = true
 	p, tail := four(t, e)
@@ -95,7 +95,7 @@ func TestSilentEngineIsDoubted(t *testing.T) {
 	silence(true)
 	began := time.Now()
 	await.True(t, "doubt", func() bool { return p.worth() == Syncing })
-	t.Log("doubted after", time.Since(began))
+	t.Log("suspected after", time.Since(began))
 	silence(false)
 	e.publish(stored(5)) // a sign of life
 	p.settles(t, Exact, 1, 2, 3, 4, 5)
@@ -105,13 +105,13 @@ func TestSilentEngineIsDoubted(t *testing.T) {
 }
 
 // TestAnsweringEngineIsNotDoubted is an engine that has nothing to say.
-func TestAnsweringEngineIsNotDoubted(t *testing.T) {
+func TestAnsweringEngineIsNotSuspected(t *testing.T) {
 	e := newTestEngine(t, true)
 	e.answers = true
 	p, tail := four(t, e)
 	asked := tail.Stats().Replays
-	time.Sleep(pingAfter + silentFor + 5*lookEvery) // the time is what is tested
-	if p.doubted() {
+	time.Sleep(pingAfter + silentFor + 5*pollEvery) // the time is what is tested
+	if p.suspected() {
 		t.Error("silence was taken for absence")
 	}
 	if n := tail.Stats().Replays - asked; n > 1 {

@@ -24,8 +24,8 @@ const (
 	// checkSilence bounds a check of a stream that is believed whole: live
 	// messages wait meanwhile.
 	checkSilence = 300 * time.Millisecond
-	// compareWithin bounds the time in which an engine must prove that it is
-	// the one we knew. Later is too late: its old picture is believed meanwhile.
+	// compareWithin bounds the time in which an engine must verify that it is
+	// the one we knew. Later is too late: its old cache state is believed meanwhile.
 	compareWithin = 800 * time.Millisecond
 )
 

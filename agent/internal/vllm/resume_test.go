@@ -9,7 +9,7 @@ import (
 
 // TestTailGoesOnInTheKnownLife is an agent that restarts beside an engine which
 // runs, or does not run, on.
-func TestTailGoesOnInTheKnownLife(t *testing.T) {
+func TestTailGoesOnInTheKnownIncarnation(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		noReplay bool
@@ -40,7 +40,7 @@ func TestTailGoesOnInTheKnownLife(t *testing.T) {
 			for h := range uint64(3) {
 				e.publish(stored(h + 1))
 			}
-			await.True(t, "first life", func() bool { return len(first.hashes()) == 3 })
+			await.True(t, "first incarnation", func() bool { return len(first.hashes()) == 3 })
 			first.mu.Lock()
 			mark, saved := first.mark, maps.Clone(first.held)
 			first.mu.Unlock()
@@ -49,7 +49,7 @@ func TestTailGoesOnInTheKnownLife(t *testing.T) {
 			}
 			c.between(e)
 
-			p := &picture{saved: saved}
+			p := &state{saved: saved}
 			cfg := TailConfig{Endpoint: "tcp://" + e.pubAddr, Sink: p, Log: testLog(t), Known: &mark}
 			if !c.noReplay {
 				cfg.Replay = "tcp://" + e.repAddr
@@ -58,26 +58,26 @@ func TestTailGoesOnInTheKnownLife(t *testing.T) {
 			p.settles(t, c.trust, c.held...)
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			if (p.resumed == 1) != c.resumed || (len(p.lives) == 0) != c.resumed {
-				t.Errorf("resumed %d times, lives %q", p.resumed, p.lives)
+			if (p.resumed == 1) != c.resumed || (len(p.incarnations) == 0) != c.resumed {
+				t.Errorf("resumed %d times, lives %q", p.resumed, p.incarnations)
 			}
 		})
 	}
 }
 
-func TestKnownLifeEndsWhereNobodyListens(t *testing.T) {
+func TestKnownIncarnationEndsWhereNobodyListens(t *testing.T) {
 	e := newTestEngine(t, true)
-	p := &picture{saved: map[uint64]int{1: 1}}
+	p := &state{saved: map[uint64]int{1: 1}}
 	runTail(t, TailConfig{
 		Endpoint: "tcp://" + e.pubAddr, Replay: "tcp://" + e.repAddr, Sink: p, Log: testLog(t),
 		Known: &Mark{Sequence: 7, Digest: 7, Whole: true},
 	})
-	await.True(t, "end of the known life", func() bool { return p.count() == 1 })
+	await.True(t, "end of the known incarnation", func() bool { return p.count() == 1 })
 	e.start()
 	p.settles(t, Exact)
 }
 
-func TestDoubtOutlivesTheProcess(t *testing.T) {
+func TestSuspicionOutlivesTheProcess(t *testing.T) {
 	e := newTestEngine(t, true)
 	e.start()
 	e.keep = 2
@@ -92,7 +92,7 @@ func TestDoubtOutlivesTheProcess(t *testing.T) {
 	if mark.Whole {
 		t.Error("the mark hides that batches were lost")
 	}
-	p := &picture{saved: saved}
+	p := &state{saved: saved}
 	runTail(t, TailConfig{Endpoint: "tcp://" + e.pubAddr, Replay: "tcp://" + e.repAddr, Sink: p, Log: testLog(t), Known: &mark})
 	p.settles(t, Approximate, 3, 4)
 	e.publish(list{"AllBlocksCleared"})

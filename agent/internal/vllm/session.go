@@ -9,7 +9,7 @@ import (
 
 const (
 	// pingAfter is the silence after which the engine's socket is asked for a
-	// sign of life. Without one for silentFor the picture is in doubt; for
+	// sign of life. Without one for silentFor the cache state is suspected; for
 	// deadAfter, and the connection is over. The socket answers from a thread of
 	// its own, however busy the engine is.
 	pingAfter = 300 * time.Millisecond
@@ -18,8 +18,8 @@ const (
 	// lookEvery is how often a session looks for what no message tells.
 	// A stream is quiet after quietLooks; a check that failed is made again after
 	// checkAgain more.
-	lookEvery  = 100 * time.Millisecond
-	quietLooks = 3
+	pollEvery  = 100 * time.Millisecond
+	quietPolls = 3
 	checkAgain = 20
 	// beginEvery is how often a session begins anew for peers that come and go.
 	beginEvery = time.Second
@@ -34,7 +34,7 @@ type session struct {
 	any  bool
 	last uint64 // newest sequence seen on this connection
 
-	looked  time.Time // last
+	polled  time.Time // last
 	idle    int       // looks since the last message
 	checked bool      // that nothing was lost, be it before the subscription counted
 	silent  bool      // the engine does not answer at present
@@ -46,7 +46,7 @@ type session struct {
 }
 
 func (t *Tail) session(ctx context.Context, live *feed) {
-	s := &session{live: live, looked: time.Now(), spoke: live.spoke}
+	s := &session{live: live, polled: time.Now(), spoke: live.spoke}
 	if t.peers != nil {
 		s.turnover = t.peers.turnover()
 	}
@@ -85,7 +85,7 @@ func (t *Tail) session(ctx context.Context, live *feed) {
 func (t *Tail) begin(ctx context.Context, live *feed) bool {
 	select {
 	case why := <-t.restart:
-		t.newLife(why)
+		t.newIncarnation(why)
 	default:
 	}
 	if t.any {
@@ -93,11 +93,11 @@ func (t *Tail) begin(ctx context.Context, live *feed) bool {
 			if ctx.Err() != nil {
 				return false // undecided: the next connection decides
 			}
-			t.newLife(why)
+			t.newIncarnation(why)
 		}
 	} else {
 		if t.met {
-			t.newLife("connection lost, and no batch is known that could tell the engine from another")
+			t.newIncarnation("connection lost, and no batch is known that could tell the engine from another")
 		}
 		t.want, t.whole = 0, true
 	}
@@ -105,7 +105,7 @@ func (t *Tail) begin(ctx context.Context, live *feed) bool {
 	return t.reach(ctx, live)
 }
 
-// reach catches up with the engine and says what the picture is worth then. It
+// reach catches up with the engine and says what the cache state is worth then. It
 // is false when this connection says nothing more.
 func (t *Tail) reach(ctx context.Context, live *feed) bool {
 	t.blind = false
@@ -114,7 +114,7 @@ func (t *Tail) reach(ctx context.Context, live *feed) bool {
 	case ctx.Err() != nil:
 		return false
 	case errors.Is(err, errForeign):
-		t.newLife(err.Error())
+		t.newIncarnation(err.Error())
 		return false
 	case err != nil && t.any:
 		// What the engine has sent since cannot be had: removals, too.
@@ -129,7 +129,7 @@ func (t *Tail) reach(ctx context.Context, live *feed) bool {
 
 // follow applies the live stream until it ends or a restart is asked for.
 func (t *Tail) follow(ctx context.Context, s *session) {
-	look := time.NewTicker(lookEvery)
+	look := time.NewTicker(pollEvery)
 	defer look.Stop()
 	for {
 		select {
@@ -147,7 +147,7 @@ func (t *Tail) follow(ctx context.Context, s *session) {
 				return
 			}
 		case why := <-t.restart:
-			t.newLife(why)
+			t.newIncarnation(why)
 			return
 		case <-ctx.Done():
 			return
@@ -158,12 +158,12 @@ func (t *Tail) follow(ctx context.Context, s *session) {
 // look sees what no message tells: that the engine does not answer, and that
 // the newest batches got lost. It is false when the session is over.
 func (t *Tail) look(ctx context.Context, s *session, now time.Time) bool {
-	if now.Sub(s.looked) > stoppedFor {
+	if now.Sub(s.polled) > stoppedFor {
 		s.checked = false // nobody read meanwhile: the engine may have dropped
 	}
-	s.looked = now
+	s.polled = now
 	if t.peers != nil {
-		if goOn, decided := t.lookAround(ctx, s, now); decided {
+		if goOn, decided := t.pollPeers(ctx, s, now); decided {
 			return goOn
 		}
 	}
@@ -177,7 +177,7 @@ func (t *Tail) look(ctx context.Context, s *session, now time.Time) bool {
 		t.settle()
 	}
 	s.idle++
-	if s.checked || s.idle < quietLooks || len(s.live.messages) > 0 || t.at.Load().replay == "" {
+	if s.checked || s.idle < quietPolls || len(s.live.messages) > 0 || t.at.Load().replay == "" {
 		return true
 	}
 	return t.check(ctx, s)
@@ -190,7 +190,7 @@ func (t *Tail) look(ctx context.Context, s *session, now time.Time) bool {
 // A peer that has sent a batch is left while it does not answer, if another
 // sends one. One that has sent nothing is left as soon as another sends a batch;
 // until then anybody who comes or goes may be the engine, which is asked anew.
-func (t *Tail) lookAround(ctx context.Context, s *session, now time.Time) (goOn, decided bool) {
+func (t *Tail) pollPeers(ctx context.Context, s *session, now time.Time) (goOn, decided bool) {
 	switch {
 	case s.spoke && !s.silent:
 		return true, false
@@ -218,7 +218,7 @@ func (t *Tail) check(ctx context.Context, s *session) bool {
 	case ctx.Err() != nil:
 		return false
 	case errors.Is(err, errForeign):
-		t.newLife(err.Error())
+		t.newIncarnation(err.Error())
 		return false
 	case tooLate, t.want != before && err != nil, t.blind && err == nil:
 		if !t.blind {
@@ -255,15 +255,15 @@ func (t *Tail) live(ctx context.Context, s *session, frames [][]byte) bool {
 	s.spoke = s.spoke || t.peers != nil && isBatch(frames, t.cfg.Topic)
 	switch {
 	case s.any && sequence <= s.last:
-		// One connection keeps the order, so numbers fall only with a new life.
-		t.newLife(fmt.Sprintf("sequence fell from %d to %d", s.last, sequence))
+		// One connection keeps the order, so numbers fall only with a new incarnation.
+		t.newIncarnation(fmt.Sprintf("sequence fell from %d to %d", s.last, sequence))
 	case sequence < t.want && t.foreign(sequence, payload):
-		t.newLife(fmt.Sprintf("batch %d differs from its replay", sequence))
+		t.newIncarnation(fmt.Sprintf("batch %d differs from its replay", sequence))
 	}
 	s.any, s.last = true, sequence
 	if sequence > t.want {
 		if err := t.fill(ctx, sequence, s.live); errors.Is(err, errForeign) {
-			t.newLife(err.Error())
+			t.newIncarnation(err.Error())
 			return false
 		}
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/kvscout/kvscout/agent/internal/zmtp"
 )
 
-// Trust is how far the events that a Tail has handed on make a whole picture.
+// Trust is how far the events that a Tail has handed on make a whole cache state.
 type Trust uint8
 
 const (
@@ -26,8 +26,8 @@ const (
 	Exact
 )
 
-// Mark is how far one life of an engine was followed: enough to go on from there
-// in another process, and to tell whether it still is that life.
+// Mark is how far one incarnation of an engine was followed: enough to go on from there
+// in another process, and to tell whether it still is that incarnation.
 type Mark struct {
 	Sequence uint64 // of the newest batch applied
 	Digest   uint64 // of its payload
@@ -36,17 +36,17 @@ type Mark struct {
 }
 
 // Sink takes what a Tail finds out. All calls come from one goroutine, in
-// order: a batch counts for the life that began with the last NewLife.
+// order: a batch counts for the incarnation that began with the last NewLife.
 type Sink interface {
-	// NewLife says that all that was known is void.
-	NewLife(reason string)
-	// Resume says that the engine is in the life of TailConfig.Known: what was
+	// NewIncarnation says that all that was known is void.
+	NewIncarnation(reason string)
+	// Resume says that the engine is in the incarnation of TailConfig.Known: what was
 	// known at that mark holds, and what follows will be applied. It is called
 	// at most once, before the first Apply.
 	Resume()
 	// Apply hands over a batch; its slices are only lent.
 	Apply(at Mark, b Batch)
-	// State says what the picture is worth from here on.
+	// State says what the cache state is worth from here on.
 	State(t Trust, reason string)
 }
 
@@ -57,8 +57,8 @@ type TailConfig struct {
 	Bind     bool   // listen on Endpoint, for engines that connect
 	Topic    string // prefix to subscribe to; empty: everything
 	// Known is where another process left off; nil: nothing is known. It counts
-	// once the engine has proved to be in that life, by Sink.Resume; otherwise
-	// Sink.NewLife is called.
+	// once the engine has verified to be in that incarnation, by Sink.Resume; otherwise
+	// Sink.NewIncarnation is called.
 	Known *Mark
 	Sink  Sink
 	Log   *slog.Logger
@@ -72,7 +72,7 @@ type TailStats struct {
 	Gaps         uint64 // holes in the live stream
 	LostBatches  uint64 // never to be had
 	Replays      uint64 // requests sent
-	NewLives     uint64
+	Incarnations uint64
 	Malformed    uint64 // messages without sequence or payload
 	HungUp       uint64 // peers of a Tail that listens, for others that came
 	Undecodable  uint64 // batches
@@ -84,9 +84,9 @@ type TailStats struct {
 }
 
 // Tail follows the events of one rank of one engine: it keeps the sequence
-// whole by replaying what is missing, and notices when another life of the
-// engine has begun. After any lost connection the picture is in doubt until
-// the engine has proved, by replaying the newest known batch, that it still is
+// whole by replaying what is missing, and notices when another incarnation of the
+// engine has begun. After any lost connection the cache state is suspected until
+// the engine has verified, by replaying the newest known batch, that it still is
 // the one that sent it.
 type Tail struct {
 	cfg     TailConfig
@@ -96,20 +96,20 @@ type Tail struct {
 	at      atomic.Pointer[address]
 
 	// Owned by the goroutine of Run.
-	dec      Decoder
-	want     uint64 // next sequence to apply
-	last     uint64 // newest sequence taken in this life, when any
-	any      bool
-	met      bool // the engine of this life was connected to
-	dirty    bool // the sink may hold blocks
-	whole    bool // the sink has had every event that counts
-	blind    bool // not known whether the engine sent anything before we came
-	born     bool // the engine's socket was not there a moment before the present connection
-	offloads bool // tiers below the GPU, which no event clears
-	unproven bool // all that is known is cfg.Known, and the engine was not asked yet
-	sums     [sumsKept]sum
-	trust    Trust
-	reason   string
+	dec        Decoder
+	want       uint64 // next sequence to apply
+	last       uint64 // newest sequence taken in this incarnation, when any
+	any        bool
+	met        bool // the engine of this incarnation was connected to
+	dirty      bool // the sink may hold blocks
+	whole      bool // the sink has had every event that counts
+	blind      bool // not known whether the engine sent anything before we came
+	born       bool // the engine's socket was not there a moment before the present connection
+	offloads   bool // tiers below the GPU, which no event clears
+	unverified bool // all that is known is cfg.Known, and the engine was not asked yet
+	sums       [sumsKept]sum
+	trust      Trust
+	reason     string
 
 	mu    sync.Mutex // guards stats
 	stats TailStats
@@ -121,7 +121,7 @@ type address struct{ events, replay string }
 // sumsKept is how many payload digests a Tail remembers.
 const sumsKept = 1024
 
-// sum is the digest of one payload. They tell two lives of an engine apart,
+// sum is the digest of one payload. They tell two incarnations of an engine apart,
 // because every batch carries its time.
 type sum struct {
 	sequence uint64
@@ -165,7 +165,7 @@ func NewTail(cfg TailConfig) (*Tail, error) {
 		whole:   true,
 	}
 	if k := cfg.Known; k != nil {
-		t.want, t.last, t.any, t.unproven = k.Sequence+1, k.Sequence, true, true
+		t.want, t.last, t.any, t.unverified = k.Sequence+1, k.Sequence, true, true
 		t.whole, t.offloads = k.Whole, k.Offloads
 		t.sums[k.Sequence%sumsKept] = sum{sequence: k.Sequence, digest: k.Digest, set: true}
 	}
@@ -173,13 +173,13 @@ func NewTail(cfg TailConfig) (*Tail, error) {
 	return t, nil
 }
 
-// Move makes the Tail go on elsewhere, with a new life.
+// Move makes the Tail go on elsewhere, with a new incarnation.
 func (t *Tail) Move(endpoint, replay string) {
 	t.at.Store(&address{events: endpoint, replay: replay})
 	t.Restart("the engine publishes elsewhere")
 }
 
-// Restart makes the Tail forget the engine's present life and begin it again
+// Restart makes the Tail forget the engine's present incarnation and begin it again
 // from the start, as far as the engine can replay it.
 func (t *Tail) Restart(reason string) {
 	select {
@@ -256,12 +256,12 @@ func (t *Tail) connect(ctx context.Context) *feed {
 			return newFeed(ctx, conn, nil)
 		}
 		// The socket lives as long as the engine's process: when nobody listens
-		// on it, the life that we knew is over.
+		// on it, the incarnation that we knew is over.
 		refused = time.Time{}
 		if gone(err) {
 			refused = time.Now()
 			if t.any || t.met {
-				t.newLife("nobody listens on the engine's event socket")
+				t.newIncarnation("nobody listens on the engine's event socket")
 			}
 		}
 		pause := redialEvery
@@ -340,22 +340,22 @@ func (t *Tail) foreign(sequence uint64, payload []byte) bool {
 }
 
 // newLife forgets everything: the engine that follows starts at batch 0.
-func (t *Tail) newLife(why string) {
-	t.cfg.Log.Warn("new life of the engine", "why", why)
-	t.count(func(st *TailStats) { st.NewLives++; st.Sequence, st.AnySequence = 0, false })
+func (t *Tail) newIncarnation(why string) {
+	t.cfg.Log.Warn("new incarnation of the engine", "why", why)
+	t.count(func(st *TailStats) { st.Incarnations++; st.Sequence, st.AnySequence = 0, false })
 	t.want, t.last, t.any = 0, 0, false
-	t.whole, t.offloads, t.dirty, t.unproven, t.met = true, false, false, false, false
+	t.whole, t.offloads, t.dirty, t.unverified, t.met = true, false, false, false, false
 	t.sums = [sumsKept]sum{}
-	t.cfg.Sink.NewLife(why)
+	t.cfg.Sink.NewIncarnation(why)
 	t.setState(Syncing, why)
 }
 
-// confirm says that the life that is known goes on.
+// confirm says that the incarnation that is known goes on.
 func (t *Tail) confirm() {
-	if !t.unproven {
+	if !t.unverified {
 		return
 	}
-	t.unproven, t.dirty = false, true
+	t.unverified, t.dirty = false, true
 	t.cfg.Log.Info("going on where another process left off", "batch", t.last)
 	t.count(func(st *TailStats) { st.Sequence, st.AnySequence = t.last, true })
 	t.cfg.Sink.Resume()
@@ -374,22 +374,22 @@ func (t *Tail) lose(next uint64) {
 }
 
 // forget follows from batches that are not known: a removal may have been among
-// them, so what is held is held no longer for sure. What comes makes a picture
+// them, so what is held is held no longer for sure. What comes makes a cache state
 // that lacks blocks but has none too many.
 func (t *Tail) forget(why string) {
 	if t.dirty {
-		t.cfg.Log.Warn("events lost, forgetting the picture", "why", why)
-		t.cfg.Sink.NewLife(why)
+		t.cfg.Log.Warn("events lost, forgetting the cache state", "why", why)
+		t.cfg.Sink.NewIncarnation(why)
 		t.dirty = false
 	}
 	t.whole = false
 }
 
-// settle says what the picture is worth between two messages.
+// settle says what the cache state is worth between two messages.
 func (t *Tail) settle() {
 	switch {
 	case len(t.restart) > 0:
-		// The picture is about to begin anew.
+		// The cache state is about to begin anew.
 	case t.blind:
 		t.setState(Approximate, "no replay: what the engine sent before the agent came is not known")
 	case !t.whole:

@@ -151,7 +151,7 @@ func TestUnfillableGapForgets(t *testing.T) {
 			e.publish(stored(3))
 			p.settles(t, Approximate, 3)
 			if p.count() != 1 || tail.Stats().LostBatches == 0 {
-				t.Errorf("lives %q, stats %+v", p.lives, tail.Stats())
+				t.Errorf("lives %q, stats %+v", p.incarnations, tail.Stats())
 			}
 			// Live events flow on, without another look back.
 			e.publish(stored(4))
@@ -182,7 +182,7 @@ func TestRestartAtTheSameAddress(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		replay  bool
-		batches int // of the new life, before we are back
+		batches int // of the new incarnation, before we are back
 		keep    int
 		trust   Trust
 		held    []uint64
@@ -204,9 +204,9 @@ func TestRestartAtTheSameAddress(t *testing.T) {
 			for h := range uint64(4) {
 				e.publish(stored(h + 1))
 			}
-			await.True(t, "first life", func() bool { return len(p.hashes()) == 4 })
+			await.True(t, "first incarnation", func() bool { return len(p.hashes()) == 4 })
 			e.kill()
-			await.True(t, "the end of the first life", func() bool { return p.count() == 1 })
+			await.True(t, "the end of the first incarnation", func() bool { return p.count() == 1 })
 			began := time.Now()
 			e.startWith(c.batches)
 			p.settles(t, c.trust, c.held...)
@@ -220,7 +220,7 @@ func TestRestartAtTheSameAddress(t *testing.T) {
 	}
 }
 
-// TestRestartBehindTheConnection is a new life that was there before the old
+// TestRestartBehindTheConnection is a new incarnation that was there before the old
 // connection broke, so that no dial is ever refused.
 func TestRestartBehindTheConnection(t *testing.T) {
 	for _, replay := range []bool{true, false} {
@@ -231,7 +231,7 @@ func TestRestartBehindTheConnection(t *testing.T) {
 		for h := range uint64(4) {
 			e.publish(stored(h + 1))
 		}
-		await.True(t, "first life", func() bool { return len(p.hashes()) == 4 })
+		await.True(t, "first incarnation", func() bool { return len(p.hashes()) == 4 })
 		e.rewind()
 		for h := range uint64(8) {
 			e.hide(stored(h + 101))
@@ -248,7 +248,7 @@ func TestRestartBehindTheConnection(t *testing.T) {
 	}
 }
 
-// TestRestartWithoutAReplaySocket is a new life that has none any more: nobody
+// TestRestartWithoutAReplaySocket is a new incarnation that has none any more: nobody
 // will answer there, so the wait for an answer is not worth its while.
 func TestRestartWithoutAReplaySocket(t *testing.T) {
 	e := newTestEngine(t, true)
@@ -263,13 +263,13 @@ func TestRestartWithoutAReplaySocket(t *testing.T) {
 	e.rewind()
 	began := time.Now()
 	e.cut()
-	await.True(t, "the end of the first life", func() bool { return p.count() == 1 })
+	await.True(t, "the end of the first incarnation", func() bool { return p.count() == 1 })
 	if took := time.Since(began); took >= compareWithin {
-		t.Errorf("doubted only after %v", took)
+		t.Errorf("suspected only after %v", took)
 	}
 }
 
-// TestRestartBehindAnIdleConnection has no batch to tell the two lives by: what
+// TestRestartBehindAnIdleConnection has no batch to tell the two incarnations by: what
 // depends on the engine's process must begin anew nevertheless.
 func TestRestartBehindAnIdleConnection(t *testing.T) {
 	for _, replay := range []bool{true, false} {
@@ -284,16 +284,16 @@ func TestRestartBehindAnIdleConnection(t *testing.T) {
 		if replay {
 			p.settles(t, Exact, 101)
 		} else {
-			await.True(t, "the end of the first life", func() bool { return p.count() == 1 })
+			await.True(t, "the end of the first incarnation", func() bool { return p.count() == 1 })
 			p.settles(t, Approximate)
 		}
 		if p.count() != 1 {
 			t.Errorf("lives %q", p.ended())
 		}
-		// It is a life like any other once it has spoken.
+		// It is an incarnation like any other once it has spoken.
 		await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
 		e.publish(stored(102))
-		await.True(t, "batch of the second life", func() bool { return slices.Contains(p.hashes(), 102) })
+		await.True(t, "batch of the second incarnation", func() bool { return slices.Contains(p.hashes(), 102) })
 	}
 }
 
@@ -310,7 +310,7 @@ func TestLostConnectionToTheSameEngine(t *testing.T) {
 	if p.count() != 0 {
 		t.Errorf("lives %q", p.ended())
 	}
-	if !p.doubted() {
+	if !p.suspected() {
 		t.Error("a lost connection raised no doubt")
 	}
 	// The ring moves on while nobody listens: it cannot be the same for sure.
@@ -326,7 +326,7 @@ func TestLostConnectionToTheSameEngine(t *testing.T) {
 	}
 }
 
-func TestFallingSequenceIsANewLife(t *testing.T) {
+func TestFallingSequenceIsANewIncarnation(t *testing.T) {
 	e := newTestEngine(t, true)
 	e.start()
 	p, _ := follow(t, e)
@@ -334,7 +334,7 @@ func TestFallingSequenceIsANewLife(t *testing.T) {
 	for h := range uint64(4) {
 		e.publish(stored(h + 1))
 	}
-	await.True(t, "first life", func() bool { return len(p.hashes()) == 4 })
+	await.True(t, "first incarnation", func() bool { return len(p.hashes()) == 4 })
 	e.rewind()
 	e.hide(stored(101))
 	e.publish(stored(102))
@@ -387,7 +387,7 @@ func TestTailRestartsOnRequest(t *testing.T) {
 	e.publish(stored(1))
 	p.settles(t, Exact, 1)
 	tail.Restart("another model")
-	await.True(t, "new life", func() bool { return p.count() == 1 })
+	await.True(t, "new incarnation", func() bool { return p.count() == 1 })
 	p.settles(t, Exact, 1)
 }
 

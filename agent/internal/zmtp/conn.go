@@ -80,7 +80,7 @@ type Stats struct {
 }
 
 // Dial connects to endpoint and completes the handshake. ctx bounds both, not
-// the life of the Conn.
+// the incarnation of the Conn.
 func Dial(ctx context.Context, endpoint string, opt Options) (*Conn, error) {
 	e, err := ParseEndpoint(endpoint)
 	if err != nil {

@@ -155,8 +155,8 @@ func FuzzParseEndpoint(f *testing.F) {
 	})
 }
 
-func TestExpectedErrorsAreTold(t *testing.T) {
+func TestExpectedErrorsAreReported(t *testing.T) {
 	if expected(errors.New("other")) {
-		t.Error("any error counts as expected: the fuzz tests prove nothing")
+		t.Error("any error counts as expected: the fuzz tests verify nothing")
 	}
 }

@@ -126,7 +126,7 @@ func TestBadHandshakeIsExplained(t *testing.T) {
 	}
 }
 
-func TestWrongTypeIsTold(t *testing.T) {
+func TestWrongTypeIsReported(t *testing.T) {
 	conn, tp := playTape(t, bytes.NewReader(hello("PUB")), Options{Type: DEALER})
 	if err := conn.Handshake(context.Background()); err == nil {
 		t.Fatal("a DEALER took a PUB")

@@ -138,7 +138,7 @@ func (b *bus) until(ctx context.Context, patience time.Duration, what string, ho
 	}
 }
 
-// proves says whether the newest delta claims exactly what the stream amounts to.
+// verifies says whether the newest delta claims exactly what the stream amounts to.
 func (b *bus) proves(t *stream) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

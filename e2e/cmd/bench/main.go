@@ -4,8 +4,8 @@
 //
 //   - Latency: from an event written until Score, over gRPC, counts its blocks.
 //   - Throughput of the agent alone, on one core: what it publishes is counted
-//     and proved by a plain NATS subscriber.
-//   - Throughput into a scheduler, until its picture is proved to be all of it.
+//     and verified by a plain NATS subscriber.
+//   - Throughput into a scheduler, until its cache state is verified to be all of it.
 //
 // Every case runs several times, each time with new processes. A run in which
 // anything is lost is an error.

@@ -36,7 +36,7 @@ type stream struct {
 	at, oldest int // in stored and evict
 	payload    []byte
 
-	// What the agent's picture must come to.
+	// What the agent's cache state must come to.
 	batches uint64
 	blocks  uint64 // stored in all
 	held    uint64

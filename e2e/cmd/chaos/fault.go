@@ -28,7 +28,7 @@ type fault struct {
 	// something that all members share.
 	fits func(m *member) bool
 	do   func(s *strike) error
-	// proved: pictures are in doubt until the next heartbeat proves them.
+	// verified: cache states are in doubt until the next heartbeat verifies them.
 	proved bool
 	// unheard: nothing shows the fault before the next heartbeat does, which
 	// is when the time to the truth begins.
@@ -274,7 +274,7 @@ func (s *strike) still(least, most time.Duration) error {
 	return nil
 }
 
-// mutate lets the next life of the engine keep another history.
+// mutate lets the next incarnation of the engine keep another history.
 func (s *strike) mutate() {
 	if !s.m.relays {
 		s.m.cfg.NoReplay = s.r.IntN(3) == 0
@@ -284,7 +284,7 @@ func (s *strike) mutate() {
 	}
 }
 
-// overtake restarts the engine and lets its new life come about as far as the
+// overtake restarts the engine and lets its new incarnation come about as far as the
 // old one, or farther.
 func (s *strike) overtake() error {
 	old := s.m.engine.Load().Events(0).Stats().Next

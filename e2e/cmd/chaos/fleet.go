@@ -105,7 +105,7 @@ func (f *fleet) stopScheduler() {
 	f.stage.StopScheduler()
 }
 
-// counted is how often the running scheduler has forgotten a picture and asked
+// counted is how often the running scheduler has forgotten a cache state and asked
 // for it again.
 func (f *fleet) counted() (resyncs float64) {
 	ctx, cancel := context.WithTimeout(f.ctx, time.Second)

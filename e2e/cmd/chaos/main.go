@@ -43,7 +43,7 @@ func main() {
 	flag.DurationVar(&o.heartbeat, "heartbeat", protocol.HeartbeatEvery, "time between two heartbeats of an agent")
 	flag.Float64Var(&o.slack, "slack", 1, "times that all limits are longer, for slow machines")
 	flag.BoolVar(&o.children, "children", true, "run every third agent as a process of its own, which can be stopped and killed")
-	flag.StringVar(&o.only, "only", "", "only faults whose names contain one of these, with commas between")
+	flag.StringVar(&o.only, "only", "", "only faults whose names contain one of these separated by commas")
 	flag.StringVar(&o.log, "log", "", "file for the logs of scheduler and agents")
 	flag.BoolVar(&o.verbose, "v", false, "print every fault")
 	flag.Parse()

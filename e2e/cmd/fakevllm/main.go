@@ -37,7 +37,7 @@ func run() error {
 	arrays := flag.Bool("arrays", false, "KV events and replay as vLLM 0.23 has them: arrays, three frames")
 	flag.IntVar(&cfg.Ranks, "data-parallel-size", 1, "data-parallel ranks, each with a cache and ports of its own")
 	flag.IntVar(&cfg.BlockSize, "block-size", 16, "tokens in a block")
-	groups := flag.String("groups", "", "KV cache groups of a hybrid model: sliding:WINDOW, chunked:TOKENS, states, full, with commas between")
+	groups := flag.String("groups", "", "KV cache groups of a hybrid model: sliding:WINDOW, chunked:TOKENS, states, full separated by commas")
 	flag.BoolVar(&cfg.Dense, "dense", false, "keep every block of every group, as before 0.30")
 	flag.BoolVar(&cfg.Drops, "drops", false, "drop the last block of each hit, as EAGLE makes it")
 	flag.IntVar(&cfg.Blocks, "num-gpu-blocks", fakevllm.Qwen32BBlocks, "blocks of a rank")
@@ -50,7 +50,7 @@ func run() error {
 	flag.BoolVar(&cfg.ScaleOut, "enable-scale-out", false, "enable the render endpoints")
 	flag.Float64Var(&cfg.Speedup, "speedup", 1, "how much faster than the profile")
 	flag.Uint64Var(&cfg.Seed, "seed", 0, "seed of what is generated")
-	adapters := flag.String("adapters", "", "LoRA adapters as NAME=PATH, separated by commas")
+	adapters := flag.String("adapters", "", "LoRA adapters as NAME=PATH separated by commas")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", flag.Arg(0))

@@ -1,5 +1,5 @@
 // Command restart measures how long a scheduler that starts with nothing needs
-// until every picture is EXACT again, and how much memory that takes. The
+// until every cache state is EXACT again, and how much memory that takes. The
 // members are simulated by a process of their own, which speaks the protocol of
 // agents and runs the NATS server.
 package main

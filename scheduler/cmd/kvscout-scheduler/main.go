@@ -61,7 +61,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, again <
 		return 2
 	}
 	for _, text := range told.unknown {
-		told.Log.Warn("environment", "problem", text)
+		told.Log.Warn("unknown environment variable", "problem", text)
 	}
 	settings.Start(told.Log, "kvscout-scheduler", told.Settings())
 	limitMemory(told.Config, memlimit.FromCgroup)
@@ -140,7 +140,7 @@ func parse(args []string, getenv func(string) string, stdout, stderr io.Writer) 
 	t.Flags(fs)
 	fs.StringVar(&t.file, settings.FileFlag, "", "`file` in YAML with settings, named like the flags; a flag or a variable wins over it, and its changes are followed")
 	fs.TextVar(&t.level, "log-level", &t.level, "`level`: debug, info, warn or error; live")
-	fs.StringVar(&t.format, "log-format", t.format, "`form` of the log: text or json")
+	fs.StringVar(&t.format, "log-format", t.format, "`format` of the log: text or json")
 	show := fs.Bool("version", false, "print version, commit, date and Go version, and end")
 	fs.Usage = func() {}
 	if err := settings.Read(fs, args, getenv, "version"); err != nil {

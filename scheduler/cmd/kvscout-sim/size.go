@@ -47,7 +47,7 @@ func (o *size) flags(fs *flag.FlagSet) {
 	fs.Float64Var(&o.arrival.Speed, "speed", 1, "`factor` by which a trace is played faster")
 	fs.IntVar(&o.arrival.BlockSize, "block-size", 0, "`tokens` a block; 0: 512 for a trace, else 16")
 	fs.StringVar(&o.engine, "engine", sim.DefaultEngine, "`name` of an engine, or a JSON file with one")
-	fs.StringVar(&o.policies, "policies", "least-tokens,default", "`names` of policies, with commas between")
+	fs.StringVar(&o.policies, "policies", "least-tokens,default", "`names` of policies separated by commas")
 	fs.Uint64Var(&o.Seed, "seed", 1, "`seed` of the runs")
 	fs.DurationVar(&o.ttft, "ttft-p90", 2*time.Second, "`time` to the first token within which nine of ten requests shall be")
 	fs.IntVar(&o.goal.MaxPods, "max-pods", 128, "`pods` beyond which the search gives up")
@@ -77,7 +77,7 @@ func runSize(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	for piece := range strings.SplitSeq(o.hostGB, ",") {
 		gb, err := strconv.ParseFloat(strings.TrimSpace(piece), 64)
 		if err != nil || !(gb >= 0 && gb <= 1e6) {
-			return usage(fmt.Errorf("-host-gb: %q: want GB from 0 to 1000000, with commas between", piece))
+			return usage(fmt.Errorf("-host-gb: %q: want GB from 0 to 1000000 separated by commas", piece))
 		}
 		sizes = append(sizes, gb)
 	}

@@ -115,7 +115,7 @@ type attempt func(w *Waiter, room *pick.Room, now time.Time) verdict
 
 // verdict is what became of a request that was tried.
 type verdict struct {
-	// full is why it waits on; nil: it does not.
+	// noRoom is why it waits on; nil: it does not.
 	full *pick.Full
 	// What it got otherwise.
 	decision *pick.Decision
@@ -204,7 +204,7 @@ func (q *Queue) Stats() Stats {
 func (q *Queue) Waiting() int { return int(q.total.requests.Load()) }
 
 // Try decides at once where there is room and nobody of the model waits, or
-// nobody may wait. It fails with a pick.Full where the request has to Enter.
+// nobody may wait. It fails with a pick.NoRoom where the request has to Enter.
 func (q *Queue) Try(r *pick.Request, now time.Time) (*pick.Decision, error) {
 	r.Room = nil
 	if rules := q.Rules(); rules.Open() {
@@ -279,7 +279,7 @@ func (q *Queue) Leave(w *Waiter) bool {
 	}
 	q.counted.cancelled.Add(1)
 	m.settleLocked(m.removeLocked(w))
-	m.open.add(w.awaits) // somebody else is the first in line for it
+	m.open.add(w.awaits) // somebody else is the next to get it
 	return true
 }
 

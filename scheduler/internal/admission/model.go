@@ -103,7 +103,7 @@ func (m *model) enterLocked(w *Waiter, kind uint64) error {
 	return nil
 }
 
-// allowLocked charges a newcomer to the totals if there is room for it to wait,
+// allowLocked adds a newcomer to the totals if there is room for it to wait,
 // or makes room.
 func (m *model) allowLocked(w *Waiter, n *tenant, rules *Rules) error {
 	total := &m.queue.total
@@ -189,7 +189,7 @@ func (m *model) takeLocked(n *tenant, requests int, bytes int64, rules *Rules) {
 	}
 }
 
-// chargeLocked notes work that was spent on a request, by its key, of a tenant.
+// creditWorkLocked notes work that was spent on a request, by its key, of a tenant.
 func (m *model) chargeLocked(n *tenant, served key, workMS float64, rules *Rules) {
 	m.turnMS = max(m.turnMS, float64(served.turn)*rules.QuantumMS)
 	if !(workMS > 0 && workMS <= math.MaxFloat64) {

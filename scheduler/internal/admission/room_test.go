@@ -273,7 +273,7 @@ func TestThoseBehindAreTriedWhenTheFirstDecline(t *testing.T) {
 	}
 }
 
-// A request whose member leaves, or whose model has none left, is told at once
+// A request whose member leaves, or whose model has none left, learns it at once
 // and may be sent again; one that can use others goes there.
 func TestWhoseMemberLeavesIsTold(t *testing.T) {
 	r := newRoom(t, Rules{Length: 10})
@@ -303,7 +303,7 @@ func TestWhoseMemberLeavesIsTold(t *testing.T) {
 }
 
 // While a request is tried nobody waits for that: others come, go and are
-// counted, and one that leaves while it is tried is told.
+// counted, and one that leaves while it is tried learns it.
 func TestNobodyWaitsForAPass(t *testing.T) {
 	r := newRoom(t, Rules{Length: 10})
 	r.join("busy", "m")
@@ -337,7 +337,7 @@ func TestNobodyWaitsForAPass(t *testing.T) {
 	}
 	<-passed
 	if o, ok := r.got["first"]; !ok || !errors.Is(o.Err, errLeft) || r.Stats().Cancelled != 2 {
-		t.Errorf("%v: want that the first is told that it left", r.got)
+		t.Errorf("%v: want that the first learns that it left", r.got)
 	}
 }
 

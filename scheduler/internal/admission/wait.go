@@ -44,7 +44,7 @@ func (w *Waits) Wake() {
 	}
 }
 
-// Set changes the rules. Those who wait go on waiting as long as they were told.
+// Set changes the rules. Those who wait go on waiting as long as they may.
 func (w *Waits) Set(r Rules) {
 	w.Queue.Set(r)
 	w.Wake()

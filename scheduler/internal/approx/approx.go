@@ -1,7 +1,7 @@
-// Package approx is the picture that the scheduler makes itself of what members
+// Package approx is the cache state that the scheduler makes itself of what members
 // hold: what was sent there, as long as it would fit into the member's cache if
 // the longest unused blocks leave first. It stands in for members without a
-// picture of their own, for policies that go by what was sent, and for those
+// cache state of their own, for policies that go by what was sent, and for those
 // that ask what a member was sent lately.
 //
 // What a member is believed to hold is prefix-closed at every moment, and it
@@ -147,7 +147,7 @@ type Prompt struct {
 	Epoch uint64
 	// Blocks that its cache has; 0: not known.
 	Blocks int
-	// Lane: the member's picture is to stand in the index.
+	// Lane: the member's cache state is to stand in the index.
 	Lane bool
 	// Keys of the whole blocks, each of BlockSize tokens. They are copied.
 	Keys      []blockkey.Key

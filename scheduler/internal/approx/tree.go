@@ -38,7 +38,7 @@ func (x *Mirror) walkLocked(keys []blockkey.Key, size uint32) int32 {
 	return parent
 }
 
-// common is how many of keys a node begins with. An equal key proves all
+// common is how many of keys a node begins with. An equal key verifies all
 // before it equal, so it is searched.
 func common(node, keys []blockkey.Key) int {
 	low, high := 1, min(len(node), len(keys))

@@ -183,7 +183,7 @@ func (r *Refusals) forbidden(err error, now time.Time) {
 		r.unheard = now
 		r.mu.Unlock()
 	}
-	r.report("NATS refuses what a scheduler must be allowed to", err)
+	r.report("NATS denies permissions that a scheduler needs", err)
 }
 
 // Deaf tells that NATS does not let this scheduler hear its members.

@@ -45,10 +45,10 @@ func TestDecisionsCannotBeGuessed(t *testing.T) {
 	}
 }
 
-func TestDecisionsOfTwoSchedulersAndLivesDiffer(t *testing.T) {
+func TestDecisionsOfTwoSchedulersAndIncarnationsDiffer(t *testing.T) {
 	seen := make(map[Decision]bool)
-	for life := range 8 {
-		f, ids := fleetOf(t, Config{Seed: [32]byte{byte(life + 1)}}, 1)
+	for incarnation := range 8 {
+		f, ids := fleetOf(t, Config{Seed: [32]byte{byte(incarnation + 1)}}, 1)
 		for _, d := range numbers(t, f, ids[0], 1024) {
 			if d == 0 || seen[d] {
 				t.Fatalf("%#x is not one of a kind", d)

@@ -52,7 +52,7 @@ func TestJoinIsIdempotentAndBounded(t *testing.T) {
 
 func TestSilence(t *testing.T) {
 	f, ids := fleetOf(t, Config{Grace: 10 * time.Second}, 2)
-	hear := func(i int, at time.Duration) {
+	update := func(i int, at time.Duration) {
 		f.Heard(ids[i], Info{Models: []string{"model"}}, nil, after(at))
 	}
 	silent := func(at time.Duration) [2]bool {
@@ -60,7 +60,7 @@ func TestSilence(t *testing.T) {
 		return [2]bool{v.Silent(v.Member(ids[0]), after(at)), v.Silent(v.Member(ids[1]), after(at))}
 	}
 	for s := range 8 {
-		hear(0, time.Duration(s)*time.Second)
+		update(0, time.Duration(s)*time.Second)
 	}
 	if got := silent(3 * time.Second); got != [2]bool{} {
 		t.Errorf("after three heartbeats: %v", got)
@@ -71,8 +71,8 @@ func TestSilence(t *testing.T) {
 	if got := f.Sweep(after(8 * time.Second)); got != nil {
 		t.Errorf("forgotten within the grace period: %v", got)
 	}
-	hear(0, 9*time.Second)
-	hear(0, 10500*time.Millisecond)
+	update(0, 9*time.Second)
+	update(0, 10500*time.Millisecond)
 	if got := f.Sweep(after(10500 * time.Millisecond)); len(got) != 1 || got[0] != ids[1] {
 		t.Errorf("to forget: %v, want m1", got)
 	}
@@ -142,7 +142,7 @@ func TestServing(t *testing.T) {
 	}
 }
 
-func BenchmarkHeardAndView(b *testing.B) {
+func BenchmarkUpdateAndView(b *testing.B) {
 	f := New(Config{})
 	var ids []ID
 	for i := range 4096 {

@@ -14,7 +14,7 @@ type Reserved struct {
 	PrefillMS float64
 	// Prefills is the number of those requests, PrefillsSeen how many of them
 	// the load sample must contain already.
-	Prefills, PrefillsSeen int
+	Prefills, PrefillsSampled int
 	// Unseen requests came after the load sample, Ended are those that it
 	// still contains though they were reported done.
 	Unseen, Ended int
@@ -145,7 +145,7 @@ func (l *ledger) look(d *decision) {
 	d.seen = true
 	l.sum.Unseen--
 	if d.phase == prefilling {
-		l.sum.PrefillsSeen++
+		l.sum.PrefillsSampled++
 	}
 }
 
@@ -215,7 +215,7 @@ func (l *ledger) computed(d *decision) {
 	l.sum.Tokens -= d.tokens
 	l.sum.PrefillMS -= d.prefillMS
 	if d.seen {
-		l.sum.PrefillsSeen--
+		l.sum.PrefillsSampled--
 	}
 	if l.sum.Prefills == 0 {
 		l.sum.PrefillMS = 0 // no rounding is left behind

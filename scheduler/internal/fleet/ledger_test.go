@@ -91,7 +91,7 @@ func (m *dumb) sum() (r Reserved, oldest *decision) {
 			r.Tokens += e.d.tokens
 			r.PrefillMS += e.d.prefillMS
 			if seen {
-				r.PrefillsSeen++
+				r.PrefillsSampled++
 			}
 		}
 		if seen && (oldest == nil || e.at.Before(oldest.at)) {
@@ -178,7 +178,7 @@ func TestLedgerIsThatOfADumbOne(t *testing.T) {
 }
 
 // At the bound, decisions that charge nobody make room for those that do.
-func TestSilentDecisionsGoBeforeThoseThatCharge(t *testing.T) {
+func TestSilentDecisionsGoBeforeReservations(t *testing.T) {
 	f, ids := fleetOf(t, Config{MaxDecisions: 8}, 2)
 	var silent, live []Decision
 	for range 4 {
@@ -204,7 +204,7 @@ func TestSilentDecisionsGoBeforeThoseThatCharge(t *testing.T) {
 // An engine takes a request up between two steps and counts what it has at the
 // end of each: with long prefills its gauges are up to two of them behind. What
 // they cannot have yet is not missing.
-func TestLongStepsEndNoCharge(t *testing.T) {
+func TestLongStepsEndNoReservation(t *testing.T) {
 	f, ids := fleetOf(t, Config{}, 1)
 	long := func(now time.Time, first float64) {
 		m := f.View().Member(ids[0])

@@ -175,7 +175,7 @@ type Picture struct {
 	Trust           Trust
 	Reason          string // in a few words when Trust is not Exact
 	Epoch, Sequence uint64
-	EngineBatches   uint64    // event batches that the picture stands on
+	EngineBatches   uint64    // event batches that the cache state stands on
 	Held            [3]uint64 // blocks by lane
 	Rule            HitRule
 	Trace           string // context of the span that the last change was sent in; may be empty

@@ -27,7 +27,7 @@ func open(f *Fleet, ids ...ID) (n []int) {
 	return n
 }
 
-func TestPairChargesBothUntilEachIsDone(t *testing.T) {
+func TestPairReservesOnBothUntilEachIsDone(t *testing.T) {
 	f, ids := fleetOf(t, Config{}, 2)
 	d := pair(t, f, ids[0], ids[1])
 	if got := open(f, ids...); !cmp.Equal(got, []int{1, 1}) || reserved(f, ids[1]).Tokens != 0 {

@@ -184,7 +184,7 @@ func TestNonsensePredictionsExpireToo(t *testing.T) {
 	}
 }
 
-func TestSampleReplacesWhatItHasSeen(t *testing.T) {
+func TestSampleReplacesWhatItContains(t *testing.T) {
 	f, ids := fleetOf(t, Config{Settle: 200 * time.Millisecond}, 1)
 	f.unheard = 0 // somebody reports
 	f.Heard(ids[0], Info{}, load(t0, 0, 0), t0)
@@ -196,7 +196,7 @@ func TestSampleReplacesWhatItHasSeen(t *testing.T) {
 	}
 	// The sample is of 0.6 s and can contain the first only.
 	f.Heard(ids[0], Info{}, load(after(600*time.Millisecond), 1, 0), after(700*time.Millisecond))
-	if r := reserved(f, ids[0]); r.Unseen != 1 || r.PrefillsSeen != 1 || requests() != 2 {
+	if r := reserved(f, ids[0]); r.Unseen != 1 || r.PrefillsSampled != 1 || requests() != 2 {
 		t.Fatalf("after the sample: %+v, %d requests", r, requests())
 	}
 	// A sample in which the engine is empty ends what it must have seen.
@@ -391,7 +391,7 @@ func check(t *rapid.T, f *Fleet) {
 			w.Tokens += d.tokens
 			w.PrefillMS += d.prefillMS
 			if d.seen {
-				w.PrefillsSeen++
+				w.PrefillsSampled++
 			}
 		}
 		want[d.slot] = w
@@ -399,7 +399,7 @@ func check(t *rapid.T, f *Fleet) {
 	for _, s := range f.names {
 		got, w := s.member.Reserved(), want[s]
 		if got.Open != w.Open || got.Unseen != w.Unseen || got.Prefills != w.Prefills || got.Tokens != w.Tokens ||
-			got.PrefillsSeen != w.PrefillsSeen || math.Abs(got.PrefillMS-w.PrefillMS) > 1e-6 || got.Ended < 0 {
+			got.PrefillsSampled != w.PrefillsSampled || math.Abs(got.PrefillMS-w.PrefillMS) > 1e-6 || got.Ended < 0 {
 			t.Fatalf("member %s: published %+v, open %+v", s.member.Info.Name, got, w)
 		}
 	}

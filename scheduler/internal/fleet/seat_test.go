@@ -10,7 +10,7 @@ import (
 
 // Whatever happens to the fleet, seats say of every member what it says itself,
 // and what a decision is told to be reserved is what readers see.
-func TestSeatsSayWhatMembersSay(t *testing.T) {
+func TestRowsSayWhatMembersSay(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f, now := New(Config{MaxMembers: 6}), t0
 		member := func() *Member {
@@ -41,10 +41,10 @@ func TestSeatsSayWhatMembersSay(t *testing.T) {
 			}),
 			"leave":  some(func(m *Member) { f.Leave(m.ID) }),
 			"epoch":  some(func(m *Member) { f.SetPicture(m.ID, Picture{Epoch: m.Picture.Epoch + 1}) }),
-			"decide": some(func(m *Member) { last = charge(f, m, now) }),
+			"decide": some(func(m *Member) { last = reserve(f, m, now) }),
 			"fail": some(func(m *Member) {
 				for range failLimit {
-					f.Report(Report{Decision: charge(f, m, now), Outcome: Failed}, now)
+					f.Report(Report{Decision: reserve(f, m, now), Outcome: Failed}, now)
 				}
 			}),
 			"finish": func(*rapid.T) { f.Report(Report{Decision: last, Outcome: Finished}, now) },
@@ -78,7 +78,7 @@ func TestSeatsSayWhatMembersSay(t *testing.T) {
 	})
 }
 
-func charge(f *Fleet, m *Member, now time.Time) Decision {
+func reserve(f *Fleet, m *Member, now time.Time) Decision {
 	d, _ := f.Decide("", now, func(ID, bool, []Reserved) (Choice, bool) {
 		return Choice{Member: m, Uncached: 10, PrefillMS: 5, Anyway: true}, true
 	})

@@ -2,18 +2,18 @@ package fleet
 
 import "time"
 
-// Trust is how far the picture of a member's cache can be believed.
+// Trust is how far the member's cache state can be believed.
 type Trust uint8
 
 const (
-	// Unknown: there is no picture.
+	// Unknown: there is no cache state.
 	Unknown Trust = iota
 	// Approximate: what is believed held is held to the best of knowledge;
 	// blocks may be missing.
 	Approximate
-	// Syncing: the picture is being rebuilt.
+	// Syncing: the cache state is being rebuilt.
 	Syncing
-	// Exact: the picture equals what the engine announced.
+	// Exact: the cache state equals what the engine announced.
 	Exact
 )
 
@@ -29,8 +29,8 @@ func (t Trust) String() string {
 	return "UNKNOWN"
 }
 
-// Belief is how far a member's picture can be believed at a moment, in a few
-// words why no further, and what the blocks of the picture count for.
+// Belief is how far a member's cache state can be believed at a moment, in a few
+// words why no further, and what the blocks of the cache state count for.
 type Belief struct {
 	Trust  Trust
 	Reason string
@@ -50,13 +50,13 @@ const (
 )
 
 // provenFor is how many of a member's heartbeats may be missing while its
-// picture counts. One that is late or lost is no doubt yet.
-const provenFor = 3
+// cache state counts. One that is late or lost is no doubt yet.
+const verifiedFor = 3
 
 // Believe is the one rule for what may be said of a member's cache and what it
-// is credited. A picture that is EXACT or APPROXIMATE counts while somebody could
+// is credited. A cache state that is EXACT or APPROXIMATE counts while somebody could
 // object. Without the link, or the member's voice, it is the last known one:
-// SYNCING, and no more than a prediction. A picture that is SYNCING by itself, or
+// SYNCING, and no more than a prediction. A cache state that is SYNCING by itself, or
 // UNKNOWN, counts for nothing.
 func (v *View) Believe(m *Member, now time.Time) Belief {
 	p := &m.Picture
@@ -65,19 +65,19 @@ func (v *View) Believe(m *Member, now time.Time) Belief {
 	}
 	switch {
 	case v.cut.Load():
-		return Belief{Syncing, "the connection to NATS is lost: the last known picture", Predicted}
+		return Belief{Syncing, "the connection to NATS is lost: the last known cache state", Predicted}
 	case now.Sub(m.Heard) > v.patience(m):
-		return Belief{Syncing, "not heard lately: the last known picture", Predicted}
+		return Belief{Syncing, "no heartbeat lately: the last known cache state", Predicted}
 	}
 	return Belief{p.Trust, p.Reason, Credited}
 }
 
-// patience is how long a member may be silent while its picture counts.
+// patience is how long a member may be silent while its cache state counts.
 func (v *View) patience(m *Member) time.Duration {
 	if m.Info.Heartbeat <= 0 {
 		return v.cfg.Silence
 	}
-	return provenFor * m.Info.Heartbeat
+	return verifiedFor * m.Info.Heartbeat
 }
 
 // Link says that the connection through which members are heard is there, or is

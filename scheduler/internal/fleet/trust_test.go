@@ -22,7 +22,7 @@ func TestTheLastSilentMemberIsForgottenWhileTheWireAnswers(t *testing.T) {
 }
 
 // Silence counts from when the link came back, however short it was away, and
-// what comes from before it was lost proves nothing.
+// what comes from before it was lost verifies nothing.
 func TestSilenceCountsFromWhenTheLinkCameBack(t *testing.T) {
 	f, ids := fleetOf(t, Config{Grace: 10 * time.Second}, 2)
 	f.Link(false, after(time.Second))
@@ -48,7 +48,7 @@ func TestSilenceCountsFromWhenTheLinkCameBack(t *testing.T) {
 	}
 }
 
-func TestPicturesCountWhileSomebodyCouldObject(t *testing.T) {
+func TestCacheStatesCountWhileSomebodyCouldObject(t *testing.T) {
 	f, ids := fleetOf(t, Config{}, 1)
 	f.Heard(ids[0], Info{Heartbeat: 300 * time.Millisecond}, nil, t0)
 	f.SetPicture(ids[0], Picture{Trust: Exact, Epoch: 1})

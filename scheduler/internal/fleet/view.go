@@ -111,7 +111,7 @@ func (v *View) Since(t time.Time) time.Duration { return t.Sub(v.origin) }
 func (v *View) Failing() bool { return v.failing.Load() > 0 }
 
 // Silent tells whether the member was not heard for too long while the wire
-// was alive. It is not to be chosen then, if there is another.
+// was alive. It is not eligible then, if there is another.
 func (v *View) Silent(m *Member, now time.Time) bool { return m.Heard.Before(v.SilentBefore(now)) }
 
 // SilentBefore is the time before which a member must have been heard last to

@@ -18,7 +18,7 @@ import (
 // another member after Forget.
 type Member uint32
 
-// Lane is one prefix-closed picture of a member's cache.
+// Lane is one prefix-closed member's cache state.
 type Lane uint8
 
 // The lanes. GPU, host and disk are nested and exact; predicted and

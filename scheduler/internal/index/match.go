@@ -103,7 +103,7 @@ func (x *Index) snapshot(at *atomic.Uint64, inline *[1]uint64) []uint64 {
 }
 
 // depth is how many of keys a run begins with, as far as anybody holds them.
-// An equal key at one place proves all before it equal, so it is searched.
+// An equal key at one place verifies all before it equal, so it is searched.
 func (x *Index) depth(r *run, groups []uint64, keys []blockkey.Key) uint32 {
 	held := uint32(0)
 	for i := range groups {

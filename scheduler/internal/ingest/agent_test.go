@@ -57,7 +57,7 @@ func (f *forest) chain(i int) (ids []int, keys []blockkey.Key) {
 	return ids, keys
 }
 
-// sets is a picture: one bit a block and lane.
+// sets is a cache state: one bit a block and lane.
 type sets [protocol.Lanes]uint64
 
 func (s sets) has(l, i int) bool { return s[l]>>i&1 == 1 }
@@ -74,7 +74,7 @@ func (f *forest) held(s sets) (h protocol.Held) {
 	return h
 }
 
-// simAgent is an agent that is right: it changes its picture at random and
+// simAgent is an agent that is right: it changes its cache state at random and
 // says so by the rules.
 type simAgent struct {
 	*forest
@@ -98,7 +98,7 @@ func (a *simAgent) restart(epoch uint64) {
 	a.past[[2]uint64{epoch, 0}] = sets{}
 }
 
-// change makes one step of the picture: store or remove a block on a lane and
+// change makes one step of the cache state: store or remove a block on a lane and
 // what the nesting of lanes and the closure of prefixes ask for.
 func (a *simAgent) change() (out []*pb.Change) {
 	i, l := a.rng.IntN(blocks), a.rng.IntN(protocol.Lanes)
@@ -145,7 +145,7 @@ func (a *simAgent) stored(first, last, id int) *pb.Stored {
 	return &pb.Stored{Lane: pb.Lane(first + 1), Through: pb.Lane(last + 1), Position: a.position[id], Before: a.before(id), Keys: []uint64{uint64(a.key[id])}}
 }
 
-// delta makes a few steps of the picture one message.
+// delta makes a few steps of the cache state one message.
 func (a *simAgent) delta() *pb.Delta {
 	d := &pb.Delta{}
 	for range 1 + a.rng.IntN(4) {
@@ -158,8 +158,8 @@ func (a *simAgent) delta() *pb.Delta {
 	return d
 }
 
-// split makes a few steps of the picture two messages, of which the first one
-// proves nothing.
+// split makes a few steps of the cache state two messages, of which the first one
+// verifies nothing.
 func (a *simAgent) split() (first, second *pb.Delta) {
 	first, second = a.delta(), a.delta()
 	first.Lanes = nil

@@ -59,7 +59,7 @@ func (r *rig) end() uint32 {
 
 func (r *rig) is(t *testing.T, trust fleet.Trust, rule fleet.HitRule, end uint32) {
 	t.Helper()
-	if p := r.m.picture(); p.Trust != trust || p.Rule != rule || r.end() != end {
+	if p := r.m.cacheState(); p.Trust != trust || p.Rule != rule || r.end() != end {
 		t.Errorf("%v (%s), rule %+v, end %d; want %v, %+v, %d", p.Trust, p.Reason, p.Rule, r.end(), trust, rule, end)
 	}
 }
@@ -106,7 +106,7 @@ func TestAnotherRuleNeedsASnapshot(t *testing.T) {
 			r.m.heartbeat(&pb.Heartbeat{Header: hybridHeader(0, nil), Trust: pb.Trust_TRUST_EXACT, Lanes: claimOf(0)}, r.now)
 			r.m.delta(storedWithEnds(), 0, r.now)
 			change(r)
-			if p := r.m.picture(); p.Trust != fleet.Syncing || r.end() != 0 {
+			if p := r.m.cacheState(); p.Trust != fleet.Syncing || r.end() != 0 {
 				t.Fatalf("%v (%s), end %d", p.Trust, p.Reason, r.end())
 			}
 			r.later(maxBackoff)

@@ -14,7 +14,7 @@ import (
 // holdsNoMoreThanClaimed is what must be true after any message.
 func holdsNoMoreThanClaimed(t *testing.T, r *rig) {
 	t.Helper()
-	p := r.m.picture()
+	p := r.m.cacheState()
 	for l := range p.Held {
 		n := uint64(r.index.Count(index.Member(id), index.Lane(l)))
 		if p.Trust == fleet.Exact && n != r.m.held[l].Count || !r.m.synced && n != 0 || n > r.m.held[l].Count {
@@ -77,7 +77,7 @@ func FuzzSnapshot(f *testing.F) {
 	})
 }
 
-// FuzzHeartbeat holds the same of a heartbeat on top of a good picture, and
+// FuzzHeartbeat holds the same of a heartbeat on top of a good cache state, and
 // that what it says of the member can be kept.
 func FuzzHeartbeat(f *testing.F) {
 	a := newSimAgent(name, rand.New(rand.NewPCG(1, 1)), 100)

@@ -59,7 +59,7 @@ type Config struct {
 	// Admit says why a member may not be one, by what it announces; it is asked
 	// at every heartbeat. Nil: all may.
 	Admit func(*fleet.Info) error
-	// Warn says what is wrong with a member beside its picture, for its agent to
+	// Warn says what is wrong with a member beside its cache state, for its agent to
 	// be told; empty: nothing. Nil: never anything.
 	Warn func(name string) string
 	// Log of changes of state; nil: nowhere.
@@ -81,7 +81,7 @@ type Config struct {
 type Ingest struct {
 	cfg      Config
 	subjects protocol.Subjects
-	sender   uint64 // one life of this scheduler, in verdicts
+	sender   uint64 // one incarnation of this scheduler, in verdicts
 	inbox    string // snapshots arrive on <inbox>.<member>.<attempt>
 	seed     maphash.Seed
 	workers  []*worker
@@ -174,7 +174,7 @@ func (in *Ingest) subscribe(messages chan *nats.Msg) (end func(), err error) {
 	return end, nil
 }
 
-// Ready tells whether every member that announced itself has a picture, or
+// Ready tells whether every member that announced itself has a cache state, or
 // the wait for that is over. Both count from the connection on: without one, and
 // while NATS keeps the members' messages from us, nothing is known of anybody.
 // Once ready, it stays so, also when the connection is lost.

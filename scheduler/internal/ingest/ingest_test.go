@@ -91,7 +91,7 @@ func (st *stand) exact(a *wireAgent) {
 	held := a.held(a.now)
 	for l, want := range held[:protocol.Lanes] {
 		if got := st.index.Count(index.Member(m.ID), index.Lane(l)); uint64(got) != want.Count || m.Picture.Held[l] != want.Count {
-			st.t.Fatalf("lane %d: %d blocks, picture says %d, agent %d", l, got, m.Picture.Held[l], want.Count)
+			st.t.Fatalf("lane %d: %d blocks, cache state says %d, agent %d", l, got, m.Picture.Held[l], want.Count)
 		}
 	}
 }
@@ -230,7 +230,7 @@ func TestGapForgetsAtOnceAndResyncs(t *testing.T) {
 	a.tell()
 	await.True(t, "out of step", func() bool { return st.in.Stats().Gaps == 1 && st.trust(a.name) == fleet.Syncing })
 	if n := st.index.Stats().Memberships; n != 0 {
-		t.Errorf("%d memberships of a doubtful picture", n)
+		t.Errorf("%d memberships of a suspect cache state", n)
 	}
 	a.listen()
 	st.exact(a)
@@ -513,7 +513,7 @@ func TestReady(t *testing.T) {
 	ago := time.Now().Add(-settle)
 	st.in.connected.Store(&ago)
 	if st.in.Ready() {
-		t.Error("ready with a member that has no picture")
+		t.Error("ready with a member that has no cache state")
 	}
 	a.listen()
 	st.exact(a)

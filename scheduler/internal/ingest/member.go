@@ -37,13 +37,13 @@ const (
 	calm        = 10 * time.Second
 )
 
-// member follows one member's picture: it applies what the wire says to the
-// index, for as long as that can be proved, and otherwise forgets it and wants
+// member follows one member's cache state: it applies what the wire says to the
+// index, for as long as that can be verified, and otherwise forgets it and wants
 // a snapshot. It is pure: time and randomness are handed in, requests are sent
 // by its owner.
 //
 // The index holds blocks of the member on the lanes of the wire only while
-// synced, and then exactly those of the member's picture at (epoch, sequence).
+// synced, and then exactly those of the member's cache state at (epoch, sequence).
 type member struct {
 	name  string
 	id    fleet.ID
@@ -51,18 +51,18 @@ type member struct {
 	rng   *rand.Rand
 	count *counters
 
-	trust  pb.Trust // as the agent says
-	reason string
-	heard  time.Time // last heartbeat
+	trust    pb.Trust // as the agent says
+	reason   string
+	lastSeen time.Time // last heartbeat
 
 	synced          bool
-	unproved        bool // synced, but no digest has said so yet
+	unverified      bool // synced, but no digest has said so yet
 	short           bool // the index had no room for all of it
 	why             string
 	epoch, sequence uint64
 	held            protocol.Held
 	rule            fleet.HitRule
-	batches         uint64 // of the engine, in the picture
+	batches         uint64 // of the engine, in the cache state
 	trace           string // of the last delta applied; empty: it had none
 
 	failures int
@@ -95,8 +95,8 @@ func newMember(name string, id fleet.ID, x *index.Index, rng *rand.Rand, c *coun
 	return m
 }
 
-// picture is what may be said about the member in answers.
-func (m *member) picture() fleet.Picture {
+// cache state is what may be said about the member in answers.
+func (m *member) cacheState() fleet.Picture {
 	p := fleet.Picture{Trust: trustOf(m.trust), Reason: m.reason, Epoch: m.epoch, Sequence: m.sequence, EngineBatches: m.batches, Trace: m.trace, Rule: m.rule}
 	if m.synced {
 		for l := range p.Held {
@@ -105,7 +105,7 @@ func (m *member) picture() fleet.Picture {
 	}
 	switch {
 	case p.Trust == fleet.Unknown:
-	case !m.synced || m.unproved:
+	case !m.synced || m.unverified:
 		p.Trust, p.Reason = fleet.Syncing, m.why
 	case p.Trust == fleet.Exact && m.short:
 		p.Trust, p.Reason = fleet.Approximate, "the index is full"
@@ -115,9 +115,9 @@ func (m *member) picture() fleet.Picture {
 	return p
 }
 
-// heartbeat compares what the agent says its picture is with what was applied.
+// heartbeat compares what the agent says its cache state is with what was applied.
 func (m *member) heartbeat(h *pb.Heartbeat, now time.Time) {
-	m.heard = now
+	m.lastSeen = now
 	epoch, sequence := h.GetHeader().GetEpoch(), h.GetHeader().GetSequence()
 	if epoch > m.epoch || epoch == m.epoch && sequence >= m.sequence || !m.synced {
 		m.trust, m.reason = h.GetTrust(), h.GetReason()
@@ -143,7 +143,7 @@ func (m *member) heartbeat(h *pb.Heartbeat, now time.Time) {
 	case sequence == m.sequence && m.follow(h.GetHeader(), now):
 		m.batches = h.GetEngineBatches()
 		held, err := protocol.ReadHeld(h.GetLanes())
-		m.prove(held, err, now)
+		m.verify(held, err, now)
 	}
 }
 
@@ -174,11 +174,11 @@ func (m *member) delta(d *pb.Delta, size int, now time.Time) {
 	}
 }
 
-// begin starts a new epoch with the empty picture.
+// begin starts a new epoch with the empty cache state.
 func (m *member) begin(epoch uint64, now time.Time) {
 	m.index.Forget(index.Member(m.id)) // predictions too: that engine is gone
 	m.abandon()
-	m.synced, m.unproved, m.short, m.why = true, false, false, ""
+	m.synced, m.unverified, m.short, m.why = true, false, false, ""
 	m.syncedAt = now
 	m.epoch, m.sequence, m.held, m.rule, m.batches = epoch, 0, protocol.Held{}, fleet.HitRule{}, 0
 	m.count.epochs.Add(1)
@@ -196,7 +196,7 @@ func (m *member) follow(h *pb.Header, now time.Time) bool {
 	return true
 }
 
-// apply takes the picture from m.sequence to the next.
+// apply takes the cache state from m.sequence to the next.
 func (m *member) apply(d *pb.Delta, now time.Time) {
 	if !m.follow(d.GetHeader(), now) {
 		return
@@ -216,17 +216,17 @@ func (m *member) apply(d *pb.Delta, now time.Time) {
 	}
 	m.sequence, m.batches = d.GetHeader().GetSequence(), d.GetEngineBatches()
 	if len(d.GetLanes()) == 0 {
-		// A part of a change that was split: only the last one proves it.
-		m.unproved, m.why = true, "in the middle of a change"
+		// A part of a change that was split: only the last one verifies it.
+		m.unverified, m.why = true, "in the middle of a change"
 		return
 	}
 	held, err := protocol.ReadHeld(d.GetLanes())
-	m.prove(held, err, now)
+	m.verify(held, err, now)
 }
 
-// prove compares the picture with the agent's claim for the same sequence, and
-// the index with the picture.
-func (m *member) prove(claim protocol.Held, err error, now time.Time) {
+// verify compares the cache state with the agent's claim for the same sequence, and
+// the index with the cache state.
+func (m *member) verify(claim protocol.Held, err error, now time.Time) {
 	if err != nil || claim != m.held {
 		m.count.mismatches.Add(1)
 		m.resync("digest differs", now)
@@ -247,15 +247,15 @@ func (m *member) prove(claim protocol.Held, err error, now time.Time) {
 			m.short = true
 		}
 	}
-	m.unproved, m.why = false, ""
+	m.unverified, m.why = false, ""
 }
 
-// doubt makes the picture unproved until the next claim: the connection was
+// doubt makes the cache state unverified until the next claim: the connection was
 // lost, and with it perhaps deltas. An answer that was awaited may be lost too.
-func (m *member) doubt(now time.Time) {
+func (m *member) suspect(now time.Time) {
 	switch {
 	case m.synced:
-		m.unproved, m.why = true, "connection was lost"
+		m.unverified, m.why = true, "connection was lost"
 	case m.asked:
 		m.fail("connection was lost", now)
 	}
@@ -268,7 +268,7 @@ func (m *member) resync(why string, now time.Time) {
 	if m.synced && now.Sub(m.syncedAt) >= calm {
 		m.failures = 0
 	}
-	m.synced, m.unproved, m.short, m.why = false, false, false, why
+	m.synced, m.unverified, m.short, m.why = false, false, false, why
 	m.held = protocol.Held{}
 	m.askAt = now.Add(m.pause())
 	m.failures++
@@ -379,7 +379,7 @@ func (m *member) hold(d *pb.Delta, size int, now time.Time) {
 }
 
 // chunk takes one part of the answer. Nothing of a snapshot touches the index
-// before the whole of it is proved.
+// before the whole of it is verified.
 func (m *member) chunk(attempt uint64, c *pb.SnapshotChunk, size int, now time.Time) {
 	if !m.asked || attempt != m.attempt {
 		m.count.ignored.Add(1)
@@ -421,7 +421,7 @@ func (m *member) chunk(attempt uint64, c *pb.SnapshotChunk, size int, now time.T
 	m.install(c, now)
 }
 
-// install makes a proved snapshot the picture and goes on with what was held.
+// install makes a verified snapshot the cache state and goes on with what was held.
 func (m *member) install(last *pb.SnapshotChunk, now time.Time) {
 	h := last.GetHeader()
 	s, waiting := m.snapshot, m.waiting
@@ -442,10 +442,10 @@ func (m *member) install(last *pb.SnapshotChunk, now time.Time) {
 		}
 	}
 	m.count.snapshots.Add(1)
-	m.prove(s.held, nil, now)
+	m.verify(s.held, nil, now)
 	for _, d := range waiting {
 		if d.GetHeader().GetEpoch() < h.GetEpoch() {
-			continue // of a life before the snapshot
+			continue // of an incarnation before the snapshot
 		}
 		m.delta(d, 0, now)
 	}
@@ -477,7 +477,7 @@ func (m *member) put(s *pb.Stored) {
 	m.count.keys.Add(uint64(len(keys)))
 }
 
-// remove takes keys from picture and index, and tells whether it could.
+// remove takes keys from cache state and index, and tells whether it could.
 func (m *member) remove(r *pb.Removed) bool {
 	before, keys := m.typed(r.GetBefore(), r.GetKeys())
 	digest := digestOf(r.GetKeys())

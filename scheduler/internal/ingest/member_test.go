@@ -58,10 +58,10 @@ func (r *rig) snapshot() {
 	}
 }
 
-// check holds the promise: what is called EXACT equals the agent's picture at
+// check holds the promise: what is called EXACT equals the agent's cache state at
 // the same epoch and sequence, block for block.
 func (r *rig) check() {
-	p := r.m.picture()
+	p := r.m.cacheState()
 	if p.Trust != fleet.Exact {
 		return
 	}
@@ -106,14 +106,14 @@ func (r *rig) equals(want sets) {
 }
 
 func (r *rig) want(trust fleet.Trust, snapshotWanted bool) {
-	if p := r.m.picture(); p.Trust != trust {
+	if p := r.m.cacheState(); p.Trust != trust {
 		r.t.Fatalf("trust %v (%s), want %v", p.Trust, p.Reason, trust)
 	}
 	if wanted := !r.m.synced; wanted != snapshotWanted {
 		r.t.Fatalf("snapshot wanted: %v, want %v", wanted, snapshotWanted)
 	}
 	if !r.m.synced {
-		r.equals(sets{}) // nothing doubtful is answered
+		r.equals(sets{}) // nothing suspect is answered
 	}
 	r.check()
 }
@@ -132,7 +132,7 @@ func TestMember(t *testing.T) {
 		}, fleet.Exact},
 		"a gap asks":                           {func(r *rig) { r.agent.delta(); r.delta() }, fleet.Syncing},
 		"a heartbeat ahead of the deltas asks": {func(r *rig) { r.agent.delta(); r.heartbeat() }, fleet.Syncing},
-		"an old heartbeat proves nothing": {func(r *rig) {
+		"an old heartbeat verifies nothing": {func(r *rig) {
 			h := r.agent.heartbeat()
 			r.delta()
 			r.m.heartbeat(h, r.now)
@@ -190,7 +190,7 @@ func TestMember(t *testing.T) {
 			r.agent.restart(50)
 			r.heartbeat()
 		}, fleet.Syncing},
-		"a lost connection is no reason to forget": {func(r *rig) { r.delta(); r.m.doubt(r.now); r.heartbeat() }, fleet.Exact},
+		"a lost connection is no reason to forget": {func(r *rig) { r.delta(); r.m.suspect(r.now); r.heartbeat() }, fleet.Exact},
 		"a contradicting message asks":             {func(r *rig) { r.delta(); r.m.malformed(isDelta, r.now) }, fleet.Syncing},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -210,11 +210,11 @@ func TestMember(t *testing.T) {
 	}
 }
 
-func TestLostConnectionNeedsProof(t *testing.T) {
+func TestLostConnectionNeedsVerification(t *testing.T) {
 	r := newRig(t, 1)
 	r.heartbeat()
 	r.delta()
-	r.m.doubt(r.now)
+	r.m.suspect(r.now)
 	r.want(fleet.Syncing, false)
 	r.equals(r.agent.now)
 	r.delta() // its digest is proof
@@ -228,7 +228,7 @@ func TestLostConnectionEndsTheRequest(t *testing.T) {
 	r.heartbeat() // of a member that is known too late: it must be asked
 	r.later(maxBackoff)
 	r.m.ask(r.now)
-	r.m.doubt(r.now)
+	r.m.suspect(r.now)
 	r.later(2 * backoff)
 	if r.m.asked || !r.m.wants(r.now) {
 		t.Errorf("asked %v, wants %v", r.m.asked, r.m.wants(r.now))
@@ -267,7 +267,7 @@ func TestDeltasAreHeldWhileASnapshotIsAwaited(t *testing.T) {
 	r.equals(r.agent.now)
 }
 
-func TestHeldDeltasOfAnOlderLifeAreNoReasonToDoubt(t *testing.T) {
+func TestHeldDeltasOfAnOlderEpochRaiseNoSuspicion(t *testing.T) {
 	r := newRig(t, 1)
 	r.agent.delta()
 	r.heartbeat()
@@ -285,7 +285,7 @@ func TestHeldDeltasOfAnOlderLifeAreNoReasonToDoubt(t *testing.T) {
 	}
 }
 
-func TestIndexIsHeldAgainstThePicture(t *testing.T) {
+func TestIndexIsHeldAgainstTheCacheState(t *testing.T) {
 	r := newRig(t, 1)
 	r.heartbeat()
 	r.delta()
@@ -298,7 +298,7 @@ func TestIndexIsHeldAgainstThePicture(t *testing.T) {
 		r.index.Remove(index.Member(id), index.LaneDisk, nil, 0, keys)
 	}
 	r.heartbeat()
-	if p := r.m.picture(); p.Trust != fleet.Approximate || !r.m.synced {
+	if p := r.m.cacheState(); p.Trust != fleet.Approximate || !r.m.synced {
 		t.Errorf("%+v", p)
 	}
 }
@@ -389,7 +389,7 @@ func TestAgentsWordLimitsTrust(t *testing.T) {
 	} {
 		h.Trust, h.Reason = said, "because"
 		r.m.heartbeat(h, r.now)
-		if p := r.m.picture(); p.Trust != want || (p.Reason == "because") != (want != fleet.Exact) {
+		if p := r.m.cacheState(); p.Trust != want || (p.Reason == "because") != (want != fleet.Exact) {
 			t.Errorf("%v became %v (%s)", said, p.Trust, p.Reason)
 		}
 	}
@@ -428,8 +428,8 @@ type message struct {
 }
 
 // TestBusThatLosesDoublesReordersAndDamages is the promise as a whole: on a
-// wire that does everything wrong, EXACT is never said of a wrong picture, and
-// once the wire behaves the pictures become equal.
+// wire that does everything wrong, EXACT is never said of a wrong cache state, and
+// once the wire behaves the cache states become equal.
 func TestBusThatLosesDoublesReordersAndDamages(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := newRig(t, rapid.Uint64().Draw(t, "seed"))
@@ -526,7 +526,7 @@ func TestBusThatLosesDoublesReordersAndDamages(t *testing.T) {
 				i := index()
 				bus[i].data = damage(bus[i], r.agent.rng)
 			},
-			"doubt": func(*rapid.T) { r.m.doubt(r.now) },
+			"doubt": func(*rapid.T) { r.m.suspect(r.now) },
 			"time": func(t *rapid.T) {
 				r.later(time.Duration(rapid.IntRange(1, 4000).Draw(t, "ms")) * time.Millisecond)
 				look()
@@ -546,7 +546,7 @@ func TestBusThatLosesDoublesReordersAndDamages(t *testing.T) {
 			r.later(maxBackoff)
 			look()
 		}
-		if p := r.m.picture(); p.Trust != fleet.Exact || p.Epoch != r.agent.epoch || p.Sequence != r.agent.sequence {
+		if p := r.m.cacheState(); p.Trust != fleet.Exact || p.Epoch != r.agent.epoch || p.Sequence != r.agent.sequence {
 			t.Fatalf("ends as %+v, the agent is at %d %d", p, r.agent.epoch, r.agent.sequence)
 		}
 		r.equals(r.agent.now)

@@ -10,7 +10,7 @@ import (
 
 const (
 	// missedBeats is how many heartbeats may be missing before a member is said to
-	// be silent: as many as make its picture count as the last known one.
+	// be silent: as many as make its cache state count as the last known one.
 	missedBeats = 3
 	// rivalSteps back of the epoch within rivalWithin mean that two agents speak
 	// for one member: one that starts anew goes back once at most, when its clock
@@ -36,31 +36,31 @@ type standing struct {
 
 // rivals notices epochs that go back and forth.
 type rivals struct {
-	epoch uint64
-	back  int
-	since time.Time // of the first step back that counts
-	told  bool
+	epoch  uint64
+	back   int
+	since  time.Time // of the first step back that counts
+	logged bool
 }
 
 // heard takes the epoch of a heartbeat and tells when there are surely two who
 // send them: once, until they were not noticed for a while.
-func (r *rivals) heard(epoch uint64, now time.Time) bool {
+func (r *rivals) step(epoch uint64, now time.Time) bool {
 	went := epoch < r.epoch
 	r.epoch = epoch
 	if !went {
 		return false
 	}
 	if gone := now.Sub(r.since); r.back > 0 && gone > rivalWithin {
-		r.told = r.told && gone < 2*rivalWithin
+		r.logged = r.logged && gone < 2*rivalWithin
 		r.back = 0
 	}
 	if r.back++; r.back == 1 {
 		r.since = now
 	}
-	if r.back < rivalSteps || r.told {
+	if r.back < rivalSteps || r.logged {
 		return false
 	}
-	r.told = true
+	r.logged = true
 	return true
 }
 
@@ -80,7 +80,7 @@ func (m *member) standsAt() (fleet.Trust, string) {
 }
 
 // tellTrust says when a member's trust is another one than was said.
-func (w *worker) tellTrust(m *member) {
+func (w *worker) logTrust(m *member) {
 	trust, reason := m.standsAt()
 	if m.said.known && m.said.trust == trust {
 		return
@@ -103,40 +103,40 @@ func (w *worker) tellTrust(m *member) {
 		log.Warn("member is SYNCING: its cache gets no credit", "reason", reason,
 			"do", "nothing for a few seconds; if it stays, see the agent's log and /readyz")
 	case fleet.Approximate:
-		log.Warn("member is APPROXIMATE: it may hold more than is known", "reason", reason,
+		log.Warn("member is APPROXIMATE: it may hold blocks that are not known", "reason", reason,
 			"do", "look the reason up in docs/OPERATIONS.md; often it is the engine's configuration")
 	default:
 		log.Warn("member is UNKNOWN: its engine sends no usable events", "reason", reason,
-			"do", "check --kv-events-config of the engine and the agent's log; it is chosen by load alone meanwhile")
+			"do", "check --kv-events-config of the engine and the agent's log; it is picked by load alone meanwhile")
 	}
 }
 
 // tellHeard says what a heartbeat changes beside the trust.
-func (w *worker) tellHeard(m *member, h *pb.Heartbeat, now time.Time) {
+func (w *worker) logHeartbeat(m *member, h *pb.Heartbeat, now time.Time) {
 	s, log, info := &m.said, w.in.cfg.Log, h.GetInfo()
 	other := s.address
 	s.interval, s.pod, s.address = infoOf(h).Heartbeat, info.GetPod(), info.GetAddress()
-	if s.rivals.heard(h.GetHeader().GetEpoch(), now) {
-		log.Error("two agents speak for one member: its picture cannot be believed", "member", m.name, "pod", s.pod, "address", s.address, "other", other,
+	if s.rivals.step(h.GetHeader().GetEpoch(), now) {
+		log.Error("two agents publish for one member: its cache state cannot be believed", "member", m.name, "pod", s.pod, "address", s.address, "other", other,
 			"do", "give each agent its own -pod-uid (or -namespace); look for an agent that was not stopped")
 	}
 	if s.silent {
 		s.silent = false
-		log.Info("member is heard again", "member", m.name, "pod", s.pod, "after", now.Sub(m.heard).Round(time.Millisecond))
+		log.Info("member sends heartbeats again", "member", m.name, "pod", s.pod, "after", now.Sub(m.lastSeen).Round(time.Millisecond))
 	}
 	if h.GetLoad() == nil {
 		return
 	}
 	if is := h.GetLoad().GetUnreachable(); is != s.unreachable {
 		s.unreachable = is
-		tell(log, is, "engine does not answer its agent: it is not chosen", "engine answers its agent again", "member", m.name, "pod", s.pod, "address", s.address,
+		logChange(log, is, "engine does not answer its agent: member is not eligible", "engine answers its agent again", "member", m.name, "pod", s.pod, "address", s.address,
 			"do", "see whether the engine's process hangs or is gone, and the agent's log")
 	}
 	if is := h.GetLoad().GetSleeping(); is != s.sleeping {
 		s.sleeping = is
 		message := "engine is awake"
 		if is {
-			message = "engine sleeps: it is not chosen"
+			message = "engine sleeps: member is not eligible"
 		}
 		log.Info(message, "member", m.name, "pod", s.pod)
 	}
@@ -144,7 +144,7 @@ func (w *worker) tellHeard(m *member, h *pb.Heartbeat, now time.Time) {
 
 // tell says that something is wrong, with what to do in the last two attributes,
 // or is right again.
-func tell(log *slog.Logger, wrong bool, bad, good string, attributes ...any) {
+func logChange(log *slog.Logger, wrong bool, bad, good string, attributes ...any) {
 	if wrong {
 		log.Warn(bad, attributes...)
 		return
@@ -154,14 +154,14 @@ func tell(log *slog.Logger, wrong bool, bad, good string, attributes ...any) {
 
 // tellSilent says which members have missed their heartbeats. Without the
 // connection, or with heartbeats waiting here, it is not they who are silent.
-func (w *worker) tellSilent(now time.Time) {
+func (w *worker) logSilent(now time.Time) {
 	since := w.in.connected.Load()
 	if now.Sub(w.swept) < sweepEvery || since == nil || len(w.queue) > 0 {
 		return
 	}
 	w.swept = now
 	for _, m := range w.members {
-		heard := m.heard
+		heard := m.lastSeen
 		if heard.Before(*since) {
 			heard = *since
 		}
@@ -169,8 +169,8 @@ func (w *worker) tellSilent(now time.Time) {
 			continue
 		}
 		m.said.silent = true
-		w.in.cfg.Log.Warn("member is not heard: its picture is the last known one", "member", m.name, "pod", m.said.pod, "address", m.said.address,
-			"for", now.Sub(m.heard).Round(time.Millisecond),
-			"do", "see whether its agent runs and reaches NATS; it is not chosen after 3s and forgotten after -grace")
+		w.in.cfg.Log.Warn("member missed its heartbeats: its last known cache state is used", "member", m.name, "pod", m.said.pod, "address", m.said.address,
+			"for", now.Sub(m.lastSeen).Round(time.Millisecond),
+			"do", "see whether its agent runs and reaches NATS; it is not eligible after 3s and forgotten after -grace")
 	}
 }

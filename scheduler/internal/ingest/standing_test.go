@@ -14,13 +14,13 @@ import (
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 )
 
-func TestRivalsAreToldOnceAndAgainAfterAPause(t *testing.T) {
+func TestRivalsAreLoggedOnceAndAgainAfterAPause(t *testing.T) {
 	var r rivals
 	now := time.Unix(1000, 0)
 	told := 0
 	beat := func(epoch uint64) {
 		now = now.Add(150 * time.Millisecond)
-		if r.heard(epoch, now) {
+		if r.step(epoch, now) {
 			told++
 		}
 	}
@@ -77,13 +77,13 @@ func TestEachChangeOfAMemberIsOneLine(t *testing.T) {
 			m = newMember("ns_uid_0", id, w.in.cfg.Index, w.rng, &w.in.count, now)
 			w.members["ns_uid_0"] = m
 		}
-		w.tellHeard(m, h, now)
+		w.logHeartbeat(m, h, now)
 		w.step(m, func() { m.heartbeat(h, now) })
 	}
 	wait := func(d time.Duration) {
 		for end := now.Add(d); now.Before(end); {
 			now = now.Add(10 * time.Millisecond)
-			w.tellSilent(now)
+			w.logSilent(now)
 		}
 	}
 	said := func(level string, n int, with ...string) {
@@ -106,11 +106,11 @@ func TestEachChangeOfAMemberIsOneLine(t *testing.T) {
 	wait(350 * time.Millisecond)
 	said("WARN", 0, "not heard")
 	wait(900 * time.Millisecond)
-	said("WARN", 1, "member is not heard", "address=10.0.0.1:8000")
+	said("WARN", 1, "member missed its heartbeats", "address=10.0.0.1:8000")
 	wait(20 * time.Second)
-	said("WARN", 1, "member is not heard")
+	said("WARN", 1, "member missed its heartbeats")
 	exact()
-	said("INFO", 1, "member is heard again", "after=2")
+	said("INFO", 1, "member sends heartbeats again", "after=2")
 
 	for range 3 {
 		beat(1, 0, pb.Trust_TRUST_SYNCING, "the engine's event socket does not answer", &pb.Load{Unreachable: true})
@@ -131,7 +131,7 @@ func TestEachChangeOfAMemberIsOneLine(t *testing.T) {
 		beat(1, 0, pb.Trust_TRUST_EXACT, "", nil)
 		beat(2, 0, pb.Trust_TRUST_EXACT, "", nil)
 	}
-	said("ERROR", 1, "two agents speak for one member")
+	said("ERROR", 1, "two agents publish for one member")
 
 	// Without the connection it is not the member that is silent.
 	w.in.connected.Store(nil)
@@ -140,5 +140,5 @@ func TestEachChangeOfAMemberIsOneLine(t *testing.T) {
 	w.in.connected.Store(&since)
 	wait(500 * time.Millisecond)
 	exact()
-	said("WARN", 1, "member is not heard")
+	said("WARN", 1, "member missed its heartbeats")
 }

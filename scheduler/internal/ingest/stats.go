@@ -4,7 +4,7 @@ import "sync/atomic"
 
 // Stats counts what happened since New, and says how things stand.
 type Stats struct {
-	// Members followed, and how many of them have no picture now.
+	// Members followed, and how many of them have no cache state now.
 	Members, Syncing int64
 	// InFlight is the number of snapshots awaited now.
 	InFlight int64

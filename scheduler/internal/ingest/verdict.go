@@ -24,10 +24,10 @@ const (
 // verdict is what the agent of a member, or of a stranger who is not taken up,
 // is told, and was told last. It is pure.
 type verdict struct {
-	refused   string    // why what it says does not count; empty: it does
-	refusedAt time.Time // the last time
-	told      opinion
-	toldAt    time.Time // zero: never
+	refused     string    // why what it says does not count; empty: it does
+	refusedAt   time.Time // the last time
+	published   opinion
+	publishedAt time.Time // zero: never
 }
 
 // opinion is the part of a verdict whose change is told at once.
@@ -57,11 +57,11 @@ func (v *verdict) accept(now time.Time) (again bool) {
 
 // due tells whether the agent is to be told, which then counts as done.
 func (v *verdict) due(o opinion, now time.Time) bool {
-	since := now.Sub(v.toldAt)
-	if !v.toldAt.IsZero() && (since < verdictCalm || o == v.told && since < protocol.VerdictEvery) {
+	since := now.Sub(v.publishedAt)
+	if !v.publishedAt.IsZero() && (since < verdictCalm || o == v.published && since < protocol.VerdictEvery) {
 		return false
 	}
-	v.told, v.toldAt = o, now
+	v.published, v.publishedAt = o, now
 	return true
 }
 
@@ -87,11 +87,11 @@ func (w *worker) refuseMember(name, why string, now time.Time) {
 }
 
 // tell says to the agent what is made of its member, when that is due.
-func (w *worker) tell(name string, now time.Time) {
+func (w *worker) publish(name string, now time.Time) {
 	v := w.strangers[name]
 	var p fleet.Picture
 	if m := w.members[name]; m != nil {
-		v, p = &m.verdict, m.picture()
+		v, p = &m.verdict, m.cacheState()
 	}
 	if v == nil {
 		return

@@ -50,7 +50,7 @@ func newest(all []*pb.Verdict) *pb.Verdict {
 	return all[len(all)-1]
 }
 
-func TestAgentIsToldOfItsTrust(t *testing.T) {
+func TestAgentGetsAVerdictOnItsTrust(t *testing.T) {
 	s := broker.New(t, nil)
 	st := newStand(t, s, fleet.Config{})
 	a := newWireAgent(t, s, "ns_uid_0", 10).listen()
@@ -93,7 +93,7 @@ func encoded(t *testing.T, m proto.Message) []byte {
 
 // TestRefusedMemberIsTold is every way not to be believed: whoever speaks on
 // subjects that somebody can have is told why it does not count.
-func TestRefusedMemberIsTold(t *testing.T) {
+func TestRefusedMemberGetsAVerdict(t *testing.T) {
 	s := broker.New(t, nil)
 	st := newStand(t, s, fleet.Config{MaxMembers: 1})
 	first := newWireAgent(t, s, "ns_first_0", 10)
@@ -187,7 +187,7 @@ func TestRefusalEndsWithItsOccasions(t *testing.T) {
 
 // TestTellingEverybodyIsCheap is a thousand members who say what they always
 // say, for ten minutes.
-func TestTellingEverybodyIsCheap(t *testing.T) {
+func TestVerdictsForEverybodyAreCheap(t *testing.T) {
 	w := newWorker(&Ingest{cfg: Config{Index: index.New(index.Config{}), Fleet: fleet.New(fleet.Config{})}})
 	sent := 0
 	w.say = func(_ string, v *pb.Verdict) { sent += proto.Size(v) }
@@ -198,7 +198,7 @@ func TestTellingEverybodyIsCheap(t *testing.T) {
 	for beat := range 2000 {
 		now := start.Add(time.Duration(beat) * protocol.HeartbeatEvery)
 		for name := range w.members {
-			w.tell(name, now)
+			w.publish(name, now)
 		}
 	}
 	if perSecond := sent / 600; perSecond > 10<<10 {

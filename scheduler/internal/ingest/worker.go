@@ -20,7 +20,7 @@ const (
 	queueLength = 4096
 	queueBytes  = 64 << 20
 	// lookEvery is how often requests are sent and given up.
-	lookEvery = 10 * time.Millisecond
+	pollEvery = 10 * time.Millisecond
 )
 
 // item is what waits for a worker.
@@ -89,8 +89,8 @@ func (w *worker) put(it item) bool {
 }
 
 func (w *worker) run(ctx context.Context) {
-	look := time.NewTicker(lookEvery)
-	defer look.Stop()
+	poll := time.NewTicker(pollEvery)
+	defer poll.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -99,9 +99,9 @@ func (w *worker) run(ctx context.Context) {
 			w.bytes.Add(-int64(len(it.data)))
 			now := time.Now()
 			w.handle(it, now)
-			w.tell(it.name, now)
-		case now := <-look.C:
-			w.look(now)
+			w.publish(it.name, now)
+		case now := <-poll.C:
+			w.poll(now)
 		}
 	}
 }
@@ -145,7 +145,7 @@ func (w *worker) handle(it item, now time.Time) {
 		if m.verdict.accept(now) {
 			w.in.cfg.Log.Info("member accepted again", "member", m.name)
 		}
-		w.tellHeard(m, h, now)
+		w.logHeartbeat(m, h, now)
 		w.in.cfg.Fleet.Heard(m.id, info, loadOf(h.GetLoad(), now), now)
 		w.step(m, func() { m.heartbeat(h, now) })
 	case isDelta:
@@ -173,8 +173,8 @@ func (w *worker) handle(it item, now time.Time) {
 	case isRefusal:
 		w.step(m, func() { m.refused(it.attempt, now) })
 	case isSilence:
-		if m.heard.Before(it.at) {
-			w.in.cfg.Log.Warn("member is forgotten: it was silent for too long", "member", m.name, "pod", m.said.pod, "for", now.Sub(m.heard).Round(time.Millisecond),
+		if m.lastSeen.Before(it.at) {
+			w.in.cfg.Log.Warn("member is forgotten: it was silent for too long", "member", m.name, "pod", m.said.pod, "for", now.Sub(m.lastSeen).Round(time.Millisecond),
 				"do", "nothing if it is gone for good; else see its agent")
 			w.forget(m)
 		}
@@ -211,7 +211,7 @@ func (w *worker) announce(it item, now time.Time) {
 	w.in.count.members.Add(1)
 	w.in.count.syncing.Add(1)
 	w.in.cfg.Log.Info("member announced", "member", it.name, "pod", info.Pod, "address", info.Address, "models", info.Models, "engine", info.EngineVersion)
-	w.tellHeard(m, h, now)
+	w.logHeartbeat(m, h, now)
 	w.in.cfg.Fleet.Heard(id, info, loadOf(h.GetLoad(), now), now)
 	w.step(m, func() { m.heartbeat(h, now) })
 }
@@ -245,15 +245,15 @@ func (w *worker) step(m *member, do func()) {
 			w.in.count.syncing.Add(1)
 		}
 	}
-	w.tellTrust(m)
-	w.in.cfg.Fleet.SetPicture(m.id, m.picture())
+	w.logTrust(m)
+	w.in.cfg.Fleet.SetPicture(m.id, m.cacheState())
 }
 
 // look gives up requests without an answer, and sends those that are due, as
 // many as may be under way.
-func (w *worker) look(now time.Time) {
+func (w *worker) poll(now time.Time) {
 	w.checkConnection(now)
-	w.tellSilent(now)
+	w.logSilent(now)
 	mayAsk := w.in.cfg.Conn.IsConnected()
 	for _, m := range w.unsynced {
 		if m.asked {
@@ -277,7 +277,7 @@ func (w *worker) look(now time.Time) {
 	}
 }
 
-// checkConnection makes every picture unproved when the connection came back:
+// checkConnection makes every cache state unverified when the connection came back:
 // what was lost shows at the next heartbeat.
 func (w *worker) checkConnection(now time.Time) {
 	n := w.in.reconnects.Load()
@@ -286,7 +286,7 @@ func (w *worker) checkConnection(now time.Time) {
 	}
 	w.reconnects = n
 	for _, m := range w.members {
-		w.step(m, func() { m.doubt(now) })
+		w.step(m, func() { m.suspect(now) })
 	}
 }
 

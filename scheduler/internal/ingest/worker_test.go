@@ -23,11 +23,11 @@ func TestHungRequestsAreGivenUpAtTheInFlightLimit(t *testing.T) {
 		m := newMember(fmt.Sprintf("ns_uid-%d_0", i), fleet.ID(i), in.cfg.Index, w.rng, &in.count, now.Add(-time.Second))
 		w.members[m.name], w.unsynced[m.name] = m, m
 	}
-	w.look(now)
+	w.poll(now)
 	if n := in.Stats().InFlight; n != 3 {
 		t.Fatalf("%d requests under way", n)
 	}
-	w.look(now.Add(patience + time.Millisecond))
+	w.poll(now.Add(patience + time.Millisecond))
 	if n := in.Stats().FailedSnapshots; n != 3 {
 		t.Errorf("%d of 3 hung requests were given up after %v", n, patience+time.Millisecond)
 	}

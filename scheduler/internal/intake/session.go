@@ -22,7 +22,7 @@ type Sessions struct {
 	fields  [][]string // path by path
 }
 
-// NewSessions takes lists with commas between: names of headers, whatever
+// NewSessions takes lists separated by commas: names of headers, whatever
 // their case, and of fields, with dots on the way to those inside others
 // (metadata.session_id).
 func NewSessions(headers, fields string) (Sessions, error) {

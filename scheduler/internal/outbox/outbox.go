@@ -24,7 +24,7 @@ const (
 // Reservation is what other schedulers have to know of a decision.
 type Reservation struct {
 	Decision fleet.Decision
-	// Member that was charged, and Decode, the one that decodes if that is
+	// Member with the reservation, and Decode, the one that decodes if that is
 	// another.
 	Member, Decode string
 	// Epoch of the member's engine that the decision stands on.
@@ -36,9 +36,9 @@ type Reservation struct {
 	// are not sent.
 	Amounts fleet.Choice
 	// Marks are the keys of every predict.Stride-th block that will be held
-	// there, and are to be believed for Life without an event.
+	// there, and are to be believed for TTL without an event.
 	Marks []blockkey.Key
-	Life  time.Duration
+	TTL   time.Duration
 }
 
 // Pending is what other schedulers do not know yet, oldest first.
@@ -68,7 +68,7 @@ func (o *Outbox) Open(on bool) { o.open.Store(on) }
 
 // Reserve notes a decision, with the keys that are predicted at its member for
 // life.
-func (o *Outbox) Reserve(id fleet.Decision, c *fleet.Choice, keys []blockkey.Key, life time.Duration, now time.Time) {
+func (o *Outbox) Reserve(id fleet.Decision, c *fleet.Choice, keys []blockkey.Key, ttl time.Duration, now time.Time) {
 	if !o.open.Load() {
 		return
 	}
@@ -81,7 +81,7 @@ func (o *Outbox) Reserve(id fleet.Decision, c *fleet.Choice, keys []blockkey.Key
 			Uncached: c.Uncached, PrefillMS: c.PrefillMS, FirstTokenMS: c.FirstTokenMS, Cached: c.Cached,
 			Share: c.Share, EndMS: c.EndMS, Mark: c.SessionMark(),
 		},
-		Life: life,
+		TTL: ttl,
 	}
 	if c.Decode != nil {
 		made.Decode = c.Decode.Info.Name

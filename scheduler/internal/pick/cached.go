@@ -11,7 +11,7 @@ import (
 
 // cached is how much of the prompt the candidates have.
 type cached struct {
-	shares   []share // of those that have something; candidates point to them
+	prefixes []share // of those that have something; candidates point to them
 	ideal    int     // longest prefix in tokens that any member has, candidate or not
 	feasible int     // longest that a candidate has
 
@@ -20,7 +20,7 @@ type cached struct {
 	sent predict.Search
 }
 
-func (h *cached) release() { h.shares, h.ideal, h.feasible = h.shares[:0], 0, 0 }
+func (h *cached) release() { h.prefixes, h.ideal, h.feasible = h.prefixes[:0], 0, 0 }
 
 // share is what a candidate has of the prompt.
 type share struct {
@@ -31,7 +31,7 @@ type share struct {
 	gpu, host, disk, predicted int
 	sent                       int  // tokens that went there before, and may still be there
 	assumed                    bool // predicted stands on what was sent
-	last                       bool // predicted stands on the last known picture
+	last                       bool // predicted stands on the last known cache state
 }
 
 func (s *share) cached() int { return s.gpu + s.host + s.disk }
@@ -50,8 +50,8 @@ func (c *candidate) has() *share {
 // of is the candidate's, to be changed.
 func (h *cached) of(c *candidate) *share {
 	if c.share == nil {
-		h.shares = append(h.shares, share{}) // never beyond its capacity: see match
-		c.share = &h.shares[len(h.shares)-1]
+		h.prefixes = append(h.prefixes, share{}) // never beyond its capacity: see match
+		c.share = &h.prefixes[len(h.prefixes)-1]
 	}
 	return c.share
 }
@@ -60,7 +60,7 @@ func (c *candidate) cached() int { return c.has().cached() }
 
 // match finds how much of the prompt each candidate has, or is about to have.
 func (p *Picker) match(h *cached, e *eligible, k *keys, r *Request, now time.Time) {
-	h.shares = slices.Grow(h.shares, len(e.list))
+	h.prefixes = slices.Grow(h.prefixes, len(e.list))
 	for i := range k.scopes {
 		if s := &k.scopes[i]; s.blocks > 0 {
 			p.search(h, e, s, i, r, now)

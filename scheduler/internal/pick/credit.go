@@ -64,7 +64,7 @@ func (h *cached) foresee(c *candidate, depth, length, size int) {
 }
 
 // assume credits what was sent to a candidate: to policies that ask for it,
-// and as a prediction where there is no exact picture.
+// and as a prediction where there is no exact cache state.
 func (p *Picker) assume(view *fleet.View, c *candidate, length, size int, now time.Time) {
 	has := c.share
 	depth := has.depth[index.LaneApproximate]
@@ -82,7 +82,7 @@ func (p *Picker) assume(view *fleet.View, c *candidate, length, size int, now ti
 func (c *candidate) believe(view *fleet.View, now time.Time) fleet.Belief {
 	b := view.Believe(c.member, now)
 	if c.has().assumed && b.Credit != fleet.Credited {
-		return fleet.Belief{Trust: fleet.Approximate, Reason: "no picture: what was sent there stands for it", Credit: fleet.Predicted}
+		return fleet.Belief{Trust: fleet.Approximate, Reason: "no cache state: what was sent there stands for it", Credit: fleet.Predicted}
 	}
 	if c.has().least && b.Trust == fleet.Exact {
 		b.Trust, b.Reason = fleet.Approximate, "what lies outside GPU memory may count for one block more"

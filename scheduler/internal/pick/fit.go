@@ -18,7 +18,7 @@ func (p *Picker) SetProfiles(s *profile.Set) { p.profiles.Store(s) }
 // candidate's profile, else the configured ones.
 func (p *Picker) fit(k *ranking, list []candidate, r *Request, needs policy.Needs) {
 	k.round.Fits, k.round.Slack, k.groups = k.round.Fits[:0], k.round.Slack[:0], k.groups[:0]
-	if needs&policy.NeedsFit == 0 && r.Room == nil && r.Targets.None() {
+	if needs&policy.NeedsSLO == 0 && r.Room == nil && r.Targets.None() {
 		return
 	}
 	k.round.Elapsed = float64(r.Elapsed) / float64(time.Millisecond)
@@ -27,7 +27,7 @@ func (p *Picker) fit(k *ranking, list []candidate, r *Request, needs policy.Need
 	k.round.Fits = slices.Grow(k.round.Fits, len(list))
 	for i := range list {
 		c, at := &list[i], &k.round.Candidates[i]
-		f := policy.Fit{RPS: nan, E2E: nan, TTFT: nan, TPOT: nan}
+		f := policy.SLO{RPS: nan, E2E: nan, TTFT: nan, TPOT: nan}
 		var measured *profile.Profile
 		if set.Len() > 0 {
 			info := c.member.Info
@@ -62,15 +62,15 @@ func (p *Picker) fit(k *ranking, list []candidate, r *Request, needs policy.Need
 
 // ahead adds what waits for a candidate to its load.
 func (m *making) ahead() {
-	if m.ranking.room == nil || len(m.ranking.room.Ahead) == 0 {
+	if m.ranking.admission == nil || len(m.ranking.admission.Ahead) == 0 {
 		return
 	}
 	for i := range m.eligible.list {
 		id := int(m.eligible.list[i].seat.ID)
-		if id >= len(m.ranking.room.Ahead) {
+		if id >= len(m.ranking.admission.Ahead) {
 			continue
 		}
-		a, l := &m.ranking.room.Ahead[id], &m.ranking.round.Candidates[i].Load
+		a, l := &m.ranking.admission.Ahead[id], &m.ranking.round.Candidates[i].Load
 		l.WaitMS += a.MS
 		l.Requests += float64(a.Requests)
 		m.ranking.round.Fits[i].InFlight += a.Share
@@ -80,11 +80,11 @@ func (m *making) ahead() {
 // roomWithin tells whether a request that may wait finds room on any of those
 // that are as good as the best. The others of them are no choice then.
 func (m *making) roomWithin(limit float64, pol *policy.Policy) bool {
-	if m.ranking.room == nil {
+	if m.ranking.admission == nil {
 		return false
 	}
 	for i, s := range m.ranking.scores {
-		if s <= limit && pol.Room(&m.ranking.round, i, s, m.ranking.room.BudgetMS) {
+		if s <= limit && pol.Room(&m.ranking.round, i, s, m.ranking.admission.BudgetMS) {
 			return true
 		}
 	}
@@ -93,7 +93,7 @@ func (m *making) roomWithin(limit float64, pol *policy.Policy) bool {
 
 // full returns why the request should wait, or nil.
 func (m *making) full(pol *policy.Policy) *Full {
-	if m.ranking.room == nil || (!m.ranking.room.Hold || pol.Pushes) && pol.Room(&m.ranking.round, m.ranking.best, m.ranking.scores[m.ranking.best], m.ranking.room.BudgetMS) {
+	if m.ranking.admission == nil || (!m.ranking.admission.Hold || pol.Pushes) && pol.Room(&m.ranking.round, m.ranking.best, m.ranking.scores[m.ranking.best], m.ranking.admission.BudgetMS) {
 		return nil
 	}
 	cost, f := &m.ranking.round.Costs[m.ranking.best], &m.ranking.round.Fits[m.ranking.best]

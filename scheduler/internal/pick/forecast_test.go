@@ -62,7 +62,7 @@ func TestSiblingsFollowThePrediction(t *testing.T) {
 	if d.Candidates[0].Cached.Predicted != 0 {
 		t.Errorf("a minute later: %+v", d.Candidates[0].Cached)
 	}
-	// A new life of the engine has nothing of it.
+	// A new incarnation of the engine has nothing of it.
 	b.fleet.SetPicture(b.fleet.View().Named(owner).ID, fleet.Picture{Trust: fleet.Exact, Epoch: 2})
 	for _, c := range b.pickAt(sibling, t0.Add(100*time.Millisecond)).Candidates {
 		if c.Cached.Predicted != 0 {

@@ -12,27 +12,27 @@ import (
 // ranking is the choice among the candidates: what policies see of them, and
 // what came of it. All lists are in the order of the candidates.
 type ranking struct {
-	round  policy.Round
-	scores []float64
-	order  []int32            // the best first; see sorted
-	gauges bool               // load goes by the engines' samples
-	now    time.Duration      // by View.Since
-	room   *Room              // nil: the request may not wait
-	last   fleet.ID           // member of the session's last request
-	known  bool               // there is one
-	groups []*profile.Profile // by policy.Fit.Group
+	round     policy.Round
+	scores    []float64
+	order     []int32            // the best first; see sorted
+	gauges    bool               // load goes by the engines' samples
+	now       time.Duration      // by View.Since
+	admission *Room              // nil: the request may not wait
+	last      fleet.ID           // member of the session's last request
+	known     bool               // there is one
+	groups    []*profile.Profile // by policy.Fit.Group
 	choosing
 }
 
 func (k *ranking) release() {
 	clear(k.groups) // profiles that were replaced are not to be kept
-	k.room = nil
+	k.admission = nil
 }
 
 // gather fills the round with what does not change while the fleet is locked.
 func (p *Picker) gather(k *ranking, e *eligible, r *Request, random uint64, now time.Time) {
 	n, length, view := len(e.list), r.Prompt.length(), e.view
-	k.room, k.round.Random = r.Room, random
+	k.admission, k.round.Random = r.Room, random
 	k.round.Reuse = p.estimates.Caches.Reuse()
 	k.round.Moved = false
 	k.round.Output, k.round.Length = float64(r.ExpectedOutput), length
@@ -63,7 +63,7 @@ func (p *Picker) gather(k *ranking, e *eligible, r *Request, random uint64, now 
 		at.Speed = c.speed
 		at.BlockSize = seat.BlockSize
 		at.Capacity = seat.Blocks * seat.BlockSize
-		at.Room = held.Room(seat)
+		at.Spare = held.Spare(seat)
 		at.Sent = has.sent
 		at.Draw, at.History = 0, nil
 	}

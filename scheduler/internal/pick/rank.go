@@ -56,7 +56,7 @@ type choosing struct {
 func (m *making) choose(pol policy.Policy) choosing {
 	scores := m.ranking.scores
 	pol.Score(&m.ranking.round, scores)
-	if m.ranking.room != nil && pol.Times {
+	if m.ranking.admission != nil && pol.Times {
 		policy.Delay(&m.ranking.round, scores)
 	}
 	lowest := 0
@@ -73,7 +73,7 @@ func (m *making) choose(pol policy.Policy) choosing {
 	room := m.roomWithin(limit, &pol)
 	var weight uint64
 	for i := range scores {
-		if scores[i] > limit || room && !pol.Room(&m.ranking.round, i, scores[i], m.ranking.room.BudgetMS) {
+		if scores[i] > limit || room && !pol.Room(&m.ranking.round, i, scores[i], m.ranking.admission.BudgetMS) {
 			continue
 		}
 		found.near++

@@ -8,8 +8,8 @@ import (
 const (
 	// seenFor is how long a beginning of a prompt is remembered at least, and
 	// maxSeen how many at most.
-	seenFor = 5 * time.Minute
-	maxSeen = 1 << 15
+	recentFor = 5 * time.Minute
+	maxRecent = 1 << 15
 )
 
 // seen remembers the beginnings of the prompts of late, in two generations:
@@ -33,7 +33,7 @@ func (s *seen) longest(keys []uint64, now time.Time) uint64 {
 }
 
 func (s *seen) has(key uint64, now time.Time) bool {
-	if now.Sub(s.since) >= 2*seenFor {
+	if now.Sub(s.since) >= 2*recentFor {
 		return false
 	}
 	if _, ok := s.young[key]; ok {
@@ -47,9 +47,9 @@ func (s *seen) add(keys []uint64, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, k := range keys {
-		if age := now.Sub(s.since); s.young == nil || len(s.young) >= maxSeen || age >= seenFor {
+		if age := now.Sub(s.since); s.young == nil || len(s.young) >= maxRecent || age >= recentFor {
 			s.old = s.young
-			if age >= 2*seenFor {
+			if age >= 2*recentFor {
 				s.old = nil
 			}
 			s.young, s.since = make(map[uint64]struct{}), now

@@ -14,10 +14,10 @@ var prefillOnly, decodeOnly = fleet.Prefill, fleet.Decode
 // only: two members then serve the request. Where nobody is there to decode,
 // roles are no reason to refuse.
 func (p *Picker) split(r *Request, attempt func(*Request) (d, other *Decision, err error)) (d, other *Decision, err error) {
-	look := *r
-	look.not, look.Reserve, look.Room, look.Top = &prefillOnly, false, nil, 1
-	decode, _, err := attempt(&look)
-	r.ExpectedOutput = look.ExpectedOutput
+	preview := *r
+	preview.not, preview.Reserve, preview.Room, preview.Top = &prefillOnly, false, nil, 1
+	decode, _, err := attempt(&preview)
+	r.ExpectedOutput = preview.ExpectedOutput
 	switch {
 	case errors.Is(err, ErrNoCandidate):
 		return attempt(r)

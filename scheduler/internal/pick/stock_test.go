@@ -8,7 +8,7 @@ import (
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 )
 
-func TestStockCountsRoomAndReuse(t *testing.T) {
+func TestStockCountsSpareAndReuse(t *testing.T) {
 	b := newBed(t)
 	roomy := b.joinAs(fleet.Info{Name: "roomy", Models: []string{"model"}, BlockSize: 16, Blocks: 100})
 	full := b.joinAs(fleet.Info{Name: "full", Models: []string{"model"}, BlockSize: 16, Blocks: 40})
@@ -23,7 +23,7 @@ func TestStockCountsRoomAndReuse(t *testing.T) {
 	want := map[string]int{"roomy": 60 * 16, "full": 0, "blank": 0}
 	for i := range view.Seats {
 		seat := &view.Seats[i]
-		if got := b.estimates.Caches.Held().Room(seat); got != want[seat.Member.Info.Name] {
+		if got := b.estimates.Caches.Held().Spare(seat); got != want[seat.Member.Info.Name] {
 			t.Errorf("%s has room for %d tokens", seat.Member.Info.Name, got)
 		}
 	}

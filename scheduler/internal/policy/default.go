@@ -79,7 +79,7 @@ func Estimate(r *Round) {
 			cost.Load = float64(c.Host)*c.Speed.Load(c.Speed.HostMS) + float64(c.Disk)*c.Speed.Load(c.Speed.DiskMS)
 		}
 		cost.Prefill = prefill
-		cost.Evict = evict * max(0, missing-float64(c.Room))
+		cost.Evict = evict * max(0, missing-float64(c.Spare))
 		cost.Decode = c.Load.Requests * (decodeWeight*output*c.Speed.StepRequestMS + stallWeight*prefill)
 		least = min(least, cost.Decode)
 	}

@@ -52,7 +52,7 @@ const (
 	// NeedsHistory: Candidate.History.
 	NeedsHistory
 	// NeedsFit: Round.Fits and Round.Slack.
-	NeedsFit
+	NeedsSLO
 )
 
 // registry are the policies, each with what makes it anew and the parameters
@@ -100,10 +100,10 @@ var registry = []struct {
 		c := newConductor()
 		return Policy{Score: c.score, Needs: NeedsPrefix}, c.parameters()
 	}},
-	{"slo", plain(Policy{Score: slo, Needs: NeedsFit, Pulls: true})},
-	{"slo-pack-load", plain(Policy{Score: sloPackLoad, Needs: NeedsFit, Pulls: true})},
-	{"slo-least-load", plain(Policy{Score: sloLeastLoad, Needs: NeedsFit, Pushes: true})},
-	{"slo-least-load-pulling", plain(Policy{Score: slo, Needs: NeedsFit, Pulls: true})},
+	{"slo", plain(Policy{Score: slo, Needs: NeedsSLO, Pulls: true})},
+	{"slo-pack-load", plain(Policy{Score: sloPackLoad, Needs: NeedsSLO, Pulls: true})},
+	{"slo-least-load", plain(Policy{Score: sloLeastLoad, Needs: NeedsSLO, Pushes: true})},
+	{"slo-least-load-pulling", plain(Policy{Score: slo, Needs: NeedsSLO, Pulls: true})},
 }
 
 // plain makes a policy without parameters.

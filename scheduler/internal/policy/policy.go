@@ -26,7 +26,7 @@ type Candidate struct {
 	Load     Load
 	Speed    *learn.Speed
 	// Capacity of the cache in tokens; 0: not known. Room of it holds nothing.
-	Capacity, Room int
+	Capacity, Spare int
 	// BlockSize of the member in tokens; 0: not known.
 	BlockSize int
 	// Draw is what the request's key drew here, the highest first in line:
@@ -88,13 +88,13 @@ func (l *Load) Set(m *fleet.Seat, r *fleet.Reserved, waitMS float64, s *learn.Sp
 	}
 	l.Requests = float64(m.Requests(r))
 	l.others = l.Requests - float64(r.Open)
-	l.Waiting = float64(max(int(m.Waiting), 0) + r.Prefills - r.PrefillsSeen)
+	l.Waiting = float64(max(int(m.Waiting), 0) + r.Prefills - r.PrefillsSampled)
 	if l.KVUsage = m.KVUsage; l.KVUsage >= 0 && m.Blocks > 0 {
 		l.Blocks = l.KVUsage * float64(m.Blocks)
 	} else {
 		l.Blocks = openBlocks(m, r, s)
 	}
-	if others := int(m.Waiting) - r.PrefillsSeen; others > 0 {
+	if others := int(m.Waiting) - r.PrefillsSampled; others > 0 {
 		l.Tokens += float64(others) * s.PromptTokens
 		l.othersMS = float64(others) * s.Prefill(s.PromptTokens, 0)
 		l.WaitMS += l.othersMS
@@ -157,7 +157,7 @@ type Round struct {
 	Moved bool
 	// Fits of the candidates, by Measure, and the best Slack by Fit.Group. Empty
 	// where nobody wants them. Elapsed is the time in ms since the request came.
-	Fits    []Fit
+	Fits    []SLO
 	Slack   []float64
 	Elapsed float64
 	// Random number for this round.

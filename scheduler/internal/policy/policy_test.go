@@ -84,17 +84,17 @@ func TestCostByPart(t *testing.T) {
 		{"a full cache loses what it takes, a roomy one what does not fit", 0,
 			[]Candidate{
 				{Uncached: 2000, Capacity: 9000, Speed: speed()},
-				{Uncached: 2000, Capacity: 9000, Room: 1500, Speed: speed()},
-				{Uncached: 2000, Capacity: 9000, Room: 5000, Speed: speed()},
+				{Uncached: 2000, Capacity: 9000, Spare: 1500, Speed: speed()},
+				{Uncached: 2000, Capacity: 9000, Spare: 5000, Speed: speed()},
 			},
 			// Three cached for each computed, half of that at the tail: 1.5 tokens a token.
 			[]Cost{{Total: 500, Prefill: 200, Evict: 300}, {Total: 275, Prefill: 200, Evict: 75}, {Total: 200, Prefill: 200}},
 		},
 		{"memory that others hold is waited for, and paid for the more the less is left", 0,
 			[]Candidate{
-				{Uncached: 2000, Capacity: 10_000, Room: 2000, Load: Load{KVUsage: 0.8, Tokens: 2000}, Speed: speed()},
-				{Uncached: 2000, Capacity: 10_000, Room: 2000, Load: Load{KVUsage: 0.8}, Speed: speed()},
-				{Uncached: 2000, Capacity: 10_000, Room: 2000, Load: Load{KVUsage: 0.4}, Speed: speed()},
+				{Uncached: 2000, Capacity: 10_000, Spare: 2000, Load: Load{KVUsage: 0.8, Tokens: 2000}, Speed: speed()},
+				{Uncached: 2000, Capacity: 10_000, Spare: 2000, Load: Load{KVUsage: 0.8}, Speed: speed()},
+				{Uncached: 2000, Capacity: 10_000, Spare: 2000, Load: Load{KVUsage: 0.4}, Speed: speed()},
 			},
 			// A request holds its memory for 100 steps of 10.025 ms, and nine fit:
 			// a token costs 0.10025 ms times u^4/(1-u), u at most 0.97.
@@ -106,8 +106,8 @@ func TestCostByPart(t *testing.T) {
 		},
 		{"memory that one does not tell of counts for none", 0,
 			[]Candidate{
-				{Uncached: 2000, Capacity: 10_000, Room: 2000, Load: Load{KVUsage: 0.9}, Speed: speed()},
-				{Uncached: 2000, Capacity: 10_000, Room: 2000, Load: Load{KVUsage: math.NaN()}, Speed: speed()},
+				{Uncached: 2000, Capacity: 10_000, Spare: 2000, Load: Load{KVUsage: 0.9}, Speed: speed()},
+				{Uncached: 2000, Capacity: 10_000, Spare: 2000, Load: Load{KVUsage: math.NaN()}, Speed: speed()},
 			},
 			[]Cost{{Total: 200, Prefill: 200}, {Total: 200, Prefill: 200}},
 		},
@@ -241,7 +241,7 @@ func TestLoadCountsEngineValuesForAllOrNone(t *testing.T) {
 	id, _ := f.Join("m", now)
 	f.Heard(id, fleet.Info{}, &fleet.Load{At: now, Running: 7, Waiting: 3, Totals: fleet.NoTotals()}, now)
 	m := &f.View().Seats[0]
-	r := fleet.Reserved{Tokens: 500, Open: 2, Unseen: 1, PrefillsSeen: 1, Last: 9}
+	r := fleet.Reserved{Tokens: 500, Open: 2, Unseen: 1, PrefillsSampled: 1, Last: 9}
 	for _, c := range []struct {
 		gauges bool
 		want   Load

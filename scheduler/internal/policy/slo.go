@@ -6,14 +6,14 @@ import "math"
 // kind of member that leaves it the most time. Another kind is taken where it
 // is in time too. It waits otherwise.
 func slo(r *Round, scores []float64) {
-	pull(r, scores, func(f *Fit) float64 { return f.Used + f.Share })
+	pull(r, scores, func(f *SLO) float64 { return f.Used + f.Share })
 }
 
 // pull scores by use within a kind of member, the kind with the most slack
 // first. A request that finds no room is told so by scores from full on, where
 // the fewest requests come first, as they do everywhere if any share is not
 // known: 0 would always look best.
-func pull(r *Round, scores []float64, use func(*Fit) float64) {
+func pull(r *Round, scores []float64, use func(*SLO) float64) {
 	if !shared(r) {
 		leastRequests(r, scores)
 		return

@@ -12,13 +12,13 @@ import (
 var nan = math.NaN()
 
 // measured is a kind of member that serves so many requests of 1 s at a time.
-func measured(group int, at float64) Fit {
-	return Fit{Group: group, RPS: at, E2E: 1000, TTFT: nan, TPOT: nan}
+func measured(group int, at float64) SLO {
+	return SLO{Group: group, RPS: at, E2E: 1000, TTFT: nan, TPOT: nan}
 }
 
 // fitting is a round of idle members of these kinds for a prompt of 1,000
 // tokens (100 ms) and 100 of output (10 ms each).
-func fitting(kinds ...Fit) *Round {
+func withSLOs(kinds ...SLO) *Round {
 	r := &Round{Output: 100, Fits: kinds, Slack: make([]float64, 4), Length: 1000, Rho: nan}
 	for range kinds {
 		r.Candidates = append(r.Candidates, Candidate{Uncached: 1000, Speed: speed()})
@@ -70,7 +70,7 @@ func placed(t *testing.T, name string, r *Round, requests int) []int {
 }
 
 func TestPackFillsOneMemberToOneFirstAndLeastSpreads(t *testing.T) {
-	members := func() *Round { return fitting(measured(0, 4), measured(0, 4), measured(0, 4)) }
+	members := func() *Round { return withSLOs(measured(0, 4), measured(0, 4), measured(0, 4)) }
 	for _, c := range []struct {
 		policy   string
 		requests int
@@ -92,7 +92,7 @@ func TestPackFillsOneMemberToOneFirstAndLeastSpreads(t *testing.T) {
 func TestPullNeverExceedsOne(t *testing.T) {
 	for _, name := range []string{"slo", "slo-pack-load", "slo-least-load-pulling"} {
 		// 3.7 at a time are 3 requests.
-		r := fitting(measured(0, 4), measured(0, 3.7), measured(0, 1))
+		r := withSLOs(measured(0, 4), measured(0, 3.7), measured(0, 1))
 		if got, want := placed(t, name, r, 100), []int{4, 3, 1}; !cmp.Equal(got, want) {
 			t.Errorf("%s: %v, want %v", name, got, want)
 		}
@@ -102,7 +102,7 @@ func TestPullNeverExceedsOne(t *testing.T) {
 			}
 		}
 	}
-	if got := placed(t, "slo-least-load", fitting(measured(0, 4), measured(0, 4)), 20); !cmp.Equal(got, []int{10, 10}) {
+	if got := placed(t, "slo-least-load", withSLOs(measured(0, 4), measured(0, 4)), 20); !cmp.Equal(got, []int{10, 10}) {
 		t.Errorf("slo-least-load waits: %v", got)
 	}
 }
@@ -110,7 +110,7 @@ func TestPullNeverExceedsOne(t *testing.T) {
 // Peers' bug 20: a request that is larger than any member runs where nobody is.
 func TestOneLargerThanAMemberRunsOnAnIdleOne(t *testing.T) {
 	for _, name := range []string{"slo", "slo-pack-load", "default"} {
-		r := fitting(measured(0, 0.4))
+		r := withSLOs(measured(0, 0.4))
 		if got := placed(t, name, r, 3); !cmp.Equal(got, []int{1}) {
 			t.Errorf("%s: %v, want one", name, got)
 		}
@@ -124,7 +124,7 @@ func TestKindOfMemberWithMostSlackComesFirst(t *testing.T) {
 	kinds := func(e2e float64) *Round {
 		slow, quick := measured(0, 2), measured(1, 2)
 		slow.TPOT = 50
-		r := fitting(slow, quick)
+		r := withSLOs(slow, quick)
 		for i := range r.Fits {
 			r.Fits[i].Targets = Targets{E2E: e2e}
 		}
@@ -167,7 +167,7 @@ func TestSlackByTarget(t *testing.T) {
 		{Targets{E2E: 1000}, 0, -100},
 		{Targets{TTFT: -1, TPOT: nan, TPAT: nan, E2E: nan}, 0, nan},
 	} {
-		r := fitting(measured(0, 1))
+		r := withSLOs(measured(0, 1))
 		r.Fits[0].Targets, r.Elapsed = c.targets, c.elapsed
 		Estimate(r)
 		Measure(r)
@@ -180,16 +180,16 @@ func TestSlackByTarget(t *testing.T) {
 // Peers' bug 18: a number that says nothing falls back, and never refuses all.
 func TestBadCellsFallBackAndNeverRefuseAll(t *testing.T) {
 	for _, bad := range []float64{nan, math.Inf(1), math.Inf(-1), 0, -3} {
-		for name, of := range map[string]func(*Fit){
-			"rps": func(f *Fit) { f.RPS = bad }, "e2e": func(f *Fit) { f.E2E = bad },
-			"ttft": func(f *Fit) { f.TTFT = bad }, "tpot": func(f *Fit) { f.TPOT = bad },
+		for name, of := range map[string]func(*SLO){
+			"rps": func(f *SLO) { f.RPS = bad }, "e2e": func(f *SLO) { f.E2E = bad },
+			"ttft": func(f *SLO) { f.TTFT = bad }, "tpot": func(f *SLO) { f.TPOT = bad },
 		} {
 			for _, pol := range []string{"slo", "slo-pack-load", "slo-least-load"} {
 				for _, targets := range []Targets{{}, {TPOT: 50}, {TTFT: 100}, {TPOT: 1}} {
 					f := measured(0, 4)
 					of(&f)
 					f.Targets = targets
-					r := fitting(f, f)
+					r := withSLOs(f, f)
 					if got := winner(t, pol, r); got < 0 {
 						t.Errorf("%s=%v, %s, %+v: refused by an idle fleet", name, bad, pol, targets)
 					}
@@ -199,7 +199,7 @@ func TestBadCellsFallBackAndNeverRefuseAll(t *testing.T) {
 	}
 	// Without any share the fewest requests decide.
 	f := measured(0, nan)
-	r := fitting(f, f, measured(0, 4))
+	r := withSLOs(f, f, measured(0, 4))
 	r.Candidates[0].Load.Requests, r.Candidates[2].Load.Requests = 2, 1
 	for _, pol := range []string{"slo", "slo-pack-load", "slo-least-load"} {
 		if got := winner(t, pol, r); got != 1 {
@@ -224,7 +224,7 @@ func TestShareIsLearnedWhereNothingWasMeasured(t *testing.T) {
 	} {
 		f := measured(0, nan)
 		f.Targets = c.target
-		r := fitting(f)
+		r := withSLOs(f)
 		r.Candidates[0].Load.Requests = c.requests
 		Estimate(r)
 		Measure(r)
@@ -251,7 +251,7 @@ func TestRoomByBudget(t *testing.T) {
 		{Load{Requests: 9}, 100, true},
 		{Load{WaitMS: 1}, 100, false},
 	} {
-		r := fitting(measured(0, nan))
+		r := withSLOs(measured(0, nan))
 		r.Candidates[0].Load = c.load
 		Estimate(r)
 		Measure(r)
@@ -265,7 +265,7 @@ func TestRoomByBudget(t *testing.T) {
 func TestTheWaitForAShareIsTime(t *testing.T) {
 	f := measured(0, 10)
 	f.InFlight = 1.1
-	r := fitting(f, measured(0, 10))
+	r := withSLOs(f, measured(0, 10))
 	for i := range r.Candidates {
 		r.Candidates[i].Load.Requests = 11
 	}

@@ -47,7 +47,7 @@ func (t Targets) step(first, prompt, output float64) float64 {
 }
 
 // Fit is how a request fits on a candidate within its targets.
-type Fit struct {
+type SLO struct {
 	// Group is the number of the candidate's profile in this round.
 	Group int
 	// Targets that count on this candidate.
@@ -118,7 +118,7 @@ const full = 1e6
 
 // fits tells whether the request is within the candidate's capacity. One that
 // is larger than all of it fits where nobody else is.
-func (f *Fit) fits(l *Load) bool {
+func (f *SLO) fits(l *Load) bool {
 	return f.Used+f.Share <= 1+1e-9 || l.Requests <= 0 && l.WaitMS <= 0
 }
 

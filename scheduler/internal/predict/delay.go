@@ -16,7 +16,7 @@ const (
 	probes   = 16
 	maxProbe = 1024
 	// firstConfirm is how long after the first token is due an event may take,
-	// until enough were seen. What was seen gives it afterwards: twice the
+	// until enough were observed. The observations give it afterwards: twice the
 	// 95th percentile, within limits.
 	firstConfirm           = 2 * time.Second
 	leastConfirm, mostLate = 50 * time.Millisecond, 10 * time.Second
@@ -26,15 +26,15 @@ const (
 // delay learns how long after the predicted first token the events of a prompt
 // arrive.
 type delay struct {
-	life atomic.Int64 // nanoseconds; 0: firstConfirm
+	believed atomic.Int64 // nanoseconds; 0: firstConfirm
 
-	mu     sync.Mutex // guards the rest; whoever finds it taken goes on
-	open   []probe
-	turn   int
-	late   [128]float64 // seconds, a ring
-	seen   int
-	held   index.Answer
-	sorted []float64
+	mu       sync.Mutex // guards the rest; whoever finds it taken goes on
+	open     []probe
+	turn     int
+	late     [128]float64 // seconds, a ring
+	observed int
+	held     index.Answer
+	sorted   []float64
 }
 
 // probe is a prediction that waits for its events.
@@ -46,8 +46,8 @@ type probe struct {
 
 // confirm is how long after its first token is due a prediction is believed.
 func (d *delay) confirm() time.Duration {
-	if life := d.life.Load(); life > 0 {
-		return time.Duration(life)
+	if believed := d.believed.Load(); believed > 0 {
+		return time.Duration(believed)
 	}
 	return firstConfirm
 }
@@ -63,8 +63,8 @@ func (d *delay) watch(m index.Member, keys []blockkey.Key, due time.Time) {
 	}
 }
 
-// look asks the index for so many of the open probes.
-func (d *delay) look(x *index.Index, count int, now time.Time) {
+// poll asks the index for so many of the open probes.
+func (d *delay) poll(x *index.Index, count int, now time.Time) {
 	if !d.mu.TryLock() {
 		return
 	}
@@ -78,9 +78,9 @@ func (d *delay) look(x *index.Index, count int, now time.Time) {
 			there = there || h.Member() == o.member && h.On(index.LaneGPU) && int(depth) == len(o.keys)
 		}
 		if there {
-			d.late[d.seen%len(d.late)] = max(0, now.Sub(o.due).Seconds())
-			d.seen++
-			d.fit()
+			d.late[d.observed%len(d.late)] = max(0, now.Sub(o.due).Seconds())
+			d.observed++
+			d.update()
 		}
 		if there || now.Sub(o.due) > longest {
 			d.open = slices.Delete(d.open, d.turn, d.turn+1)
@@ -98,12 +98,12 @@ func (d *delay) watched() int {
 	return len(d.open)
 }
 
-func (d *delay) fit() {
-	if d.seen < enoughLate {
+func (d *delay) update() {
+	if d.observed < enoughLate {
 		return
 	}
-	d.sorted = append(d.sorted[:0], d.late[:min(d.seen, len(d.late))]...)
+	d.sorted = append(d.sorted[:0], d.late[:min(d.observed, len(d.late))]...)
 	slices.Sort(d.sorted)
 	late := 2 * time.Duration(d.sorted[len(d.sorted)*95/100]*float64(time.Second))
-	d.life.Store(int64(min(max(late, leastConfirm), mostLate)))
+	d.believed.Store(int64(min(max(late, leastConfirm), mostLate)))
 }

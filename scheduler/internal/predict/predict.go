@@ -68,7 +68,7 @@ func New(x *index.Index) *Blocks { return &Blocks{index: x, at: make(map[blockke
 type Search struct {
 	// Found members, each with the deepest prefix that was sent there.
 	Found []Found
-	next  int // position of the next key to look at
+	next  int // position of the next key to look up
 	ended bool
 }
 
@@ -143,15 +143,15 @@ func (b *Blocks) Add(s Sent, now time.Time) time.Duration {
 	if s.Exact {
 		b.delay.watch(s.Member, s.Keys, now.Add(s.First))
 	}
-	life := min(s.First+b.delay.confirm(), longest)
-	b.add(s.Keys, Stride, sent{member: s.Member, epoch: s.Epoch}, now.Add(life), now)
-	return life
+	ttl := min(s.First+b.delay.confirm(), longest)
+	b.add(s.Keys, Stride, sent{member: s.Member, epoch: s.Epoch}, now.Add(ttl), now)
+	return ttl
 }
 
 // Adopt predicts what another scheduler sent to a member, whose marks are the
 // keys of every Stride-th block, until at most life after it was sent.
-func (b *Blocks) Adopt(m index.Member, epoch uint64, marks []blockkey.Key, life time.Duration, at, now time.Time) {
-	until := at.Add(min(life, longest))
+func (b *Blocks) Adopt(m index.Member, epoch uint64, marks []blockkey.Key, ttl time.Duration, at, now time.Time) {
+	until := at.Add(min(ttl, longest))
 	if len(marks) > 0 && until.After(now) {
 		b.add(marks, 1, sent{member: m, epoch: epoch}, until, now)
 	}
@@ -208,11 +208,11 @@ func (b *Blocks) markLocked(key blockkey.Key) *mark {
 
 // Confirm looks for the events of one of the prompts that were sent, so that a
 // decision pays for one at most.
-func (b *Blocks) Confirm(now time.Time) { b.delay.look(b.index, 1, now) }
+func (b *Blocks) Confirm(now time.Time) { b.delay.poll(b.index, 1, now) }
 
 // Tick looks for the events of all of them, and drops what has run out.
 func (b *Blocks) Tick(now time.Time) {
-	b.delay.look(b.index, probes, now)
+	b.delay.poll(b.index, probes, now)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.expireLocked(b.sinceLocked(now))

@@ -37,8 +37,8 @@ const (
 	pause = 2 * time.Millisecond
 	// helloEvery is how often a scheduler says that it is there, and peerLife
 	// how long that is believed. Nobody tells news to nobody.
-	helloEvery = time.Second
-	peerLife   = 3 * helloEvery
+	helloEvery  = time.Second
+	peerTimeout = 3 * helloEvery
 	// maxPeers bounds the schedulers that are remembered.
 	maxPeers = 64
 	// maxMessages bounds those that wait; what does not fit is lost.
@@ -67,14 +67,14 @@ type Config struct {
 type Replica struct {
 	cfg     Config
 	subject string
-	sender  uint64        // one life of this scheduler
+	sender  uint64        // one incarnation of this scheduler
 	greet   chan struct{} // has an entry when somebody new was heard
 	count   counters
 }
 
 type counters struct {
 	peers                                       atomic.Int64
-	sent, heard, charges, ends                  atomic.Uint64
+	sent, received, reservations, ends          atomic.Uint64
 	unknown, stale, lost, malformed, unsendable atomic.Uint64
 }
 
@@ -108,7 +108,7 @@ func New(cfg Config) (*Replica, error) {
 func (r *Replica) Stats() Stats {
 	c := &r.count
 	return Stats{
-		Peers: c.peers.Load(), Sent: c.sent.Load(), Heard: c.heard.Load(), Charges: c.charges.Load(), Ends: c.ends.Load(),
+		Peers: c.peers.Load(), Sent: c.sent.Load(), Heard: c.received.Load(), Charges: c.reservations.Load(), Ends: c.ends.Load(),
 		Unknown: c.unknown.Load(), Stale: c.stale.Load(), Lost: c.lost.Load(), Malformed: c.malformed.Load(),
 		Unsendable: c.unsendable.Load(), Dropped: r.cfg.Outbox.Dropped(),
 	}
@@ -128,13 +128,13 @@ func (r *Replica) Run(ctx context.Context) error {
 	}()
 	defer r.share(0)
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { r.hear(ctx, messages); return nil })
-	g.Go(func() error { r.tell(ctx); return nil })
+	g.Go(func() error { r.receive(ctx, messages); return nil })
+	g.Go(func() error { r.publish(ctx); return nil })
 	return g.Wait()
 }
 
 // tell sends news, and a sign of life where there are none.
-func (r *Replica) tell(ctx context.Context) {
+func (r *Replica) publish(ctx context.Context) {
 	var pending outbox.Pending
 	sequence := uint64(0)
 	hello := time.NewTicker(helloEvery)
@@ -189,7 +189,7 @@ func messagesOf(n *outbox.Pending, now time.Time) []*pb.Picks {
 	for from := 0; from < len(n.Reservations); from += protocol.MaxPicks {
 		p := &pb.Picks{}
 		for i := from; i < min(from+protocol.MaxPicks, len(n.Reservations)); i++ {
-			p.Charges = append(p.Charges, chargeOf(&n.Reservations[i], now))
+			p.Charges = append(p.Charges, reservationOf(&n.Reservations[i], now))
 		}
 		list = append(list, p)
 	}
@@ -206,7 +206,7 @@ func messagesOf(n *outbox.Pending, now time.Time) []*pb.Picks {
 	return list
 }
 
-func chargeOf(c *outbox.Reservation, now time.Time) *pb.Charge {
+func reservationOf(c *outbox.Reservation, now time.Time) *pb.Charge {
 	to := &pb.Charge{
 		Decision: uint64(c.Decision), Member: c.Member, Decode: c.Decode, Epoch: c.Epoch,
 		AgeMs:          uint32(max(0, now.Sub(c.At).Milliseconds())),
@@ -215,7 +215,7 @@ func chargeOf(c *outbox.Reservation, now time.Time) *pb.Charge {
 		Session: c.Amounts.Mark,
 	}
 	if len(c.Marks) > 0 {
-		to.MarkStride, to.PredictedMs = predict.Stride, uint32(c.Life.Milliseconds())
+		to.MarkStride, to.PredictedMs = predict.Stride, uint32(c.TTL.Milliseconds())
 		to.Marks = make([]uint64, len(c.Marks))
 		for i, k := range c.Marks {
 			to.Marks[i] = uint64(k)
@@ -228,23 +228,23 @@ func chargeOf(c *outbox.Reservation, now time.Time) *pb.Charge {
 type peer struct {
 	name     string // empty until it has said hello
 	sequence uint64
-	heard    time.Time
+	lastSeen time.Time
 }
 
 // hear takes what others tell.
-func (r *Replica) hear(ctx context.Context, messages <-chan *nats.Msg) {
+func (r *Replica) receive(ctx context.Context, messages <-chan *nats.Msg) {
 	peers := make(map[uint64]*peer)
-	look := time.NewTicker(helloEvery)
-	defer look.Stop()
+	poll := time.NewTicker(helloEvery)
+	defer poll.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-look.C:
+		case now := <-poll.C:
 			for sender, p := range peers {
-				if now.Sub(p.heard) > peerLife {
+				if now.Sub(p.lastSeen) > peerTimeout {
 					delete(peers, sender)
-					r.cfg.Log.Warn("another scheduler is not heard any more", "peer", p.name, "for", now.Sub(p.heard).Round(time.Millisecond),
+					r.cfg.Log.Warn("another scheduler has gone silent", "peer", p.name, "for", now.Sub(p.lastSeen).Round(time.Millisecond),
 						"do", "nothing if it was stopped; else see whether it runs and reaches NATS")
 				}
 			}
@@ -290,7 +290,7 @@ func (r *Replica) take(peers map[uint64]*peer, p *pb.Picks, now time.Time) {
 	}
 	if from.name == "" && p.GetName() != "" {
 		from.name = p.GetName()
-		r.cfg.Log.Info("another scheduler is heard", "peer", from.name)
+		r.cfg.Log.Info("another scheduler has joined", "peer", from.name)
 	}
 	switch next := p.GetSequence() - from.sequence; {
 	case p.GetSequence() <= from.sequence:
@@ -299,15 +299,15 @@ func (r *Replica) take(peers map[uint64]*peer, p *pb.Picks, now time.Time) {
 	case next > 1:
 		r.count.lost.Add(next - 1)
 	}
-	from.sequence, from.heard = p.GetSequence(), now
-	r.count.heard.Add(1)
+	from.sequence, from.lastSeen = p.GetSequence(), now
+	r.count.received.Add(1)
 	for _, c := range p.GetCharges() {
 		age := time.Duration(c.GetAgeMs()) * time.Millisecond
 		switch {
 		case age > stale:
 			r.count.stale.Add(1)
 		case r.adopt(adopted(c, now.Add(-age)), now):
-			r.count.charges.Add(1)
+			r.count.reservations.Add(1)
 		default:
 			r.count.unknown.Add(1)
 		}
@@ -328,7 +328,7 @@ func (r *Replica) adopt(c *outbox.Reservation, now time.Time) bool {
 		return false
 	}
 	if m := r.cfg.Fleet.View().Named(c.Member); m != nil {
-		r.cfg.Predicted.Adopt(index.Member(m.ID), c.Epoch, c.Marks, c.Life, c.At, now)
+		r.cfg.Predicted.Adopt(index.Member(m.ID), c.Epoch, c.Marks, c.TTL, c.At, now)
 	}
 	return true
 }
@@ -343,7 +343,7 @@ func adopted(c *pb.Charge, at time.Time) *outbox.Reservation {
 		},
 	}
 	if c.GetMarkStride() == predict.Stride {
-		to.Life = time.Duration(c.GetPredictedMs()) * time.Millisecond
+		to.TTL = time.Duration(c.GetPredictedMs()) * time.Millisecond
 		to.Marks = make([]blockkey.Key, len(c.GetMarks()))
 		for i, k := range c.GetMarks() {
 			to.Marks[i] = blockkey.Key(k)

@@ -315,32 +315,32 @@ func sendBytes(t *testing.T, s *broker.Broker, data []byte) {
 	}
 }
 
-func charge(decision uint64, age uint32) *pb.Charge {
+func reservation(decision uint64, age uint32) *pb.Charge {
 	return &pb.Charge{Decision: decision, Member: name(0), Epoch: 7, AgeMs: age, UncachedTokens: 1000, PrefillMs: 50, FirstTokenMs: 5000}
 }
 
 func TestBadNewsChangeNothing(t *testing.T) {
 	srv := broker.New(t, nil)
 	a := newScout(t, srv, 1)
-	good := func(sequence uint64, charges ...*pb.Charge) *pb.Picks {
-		return &pb.Picks{Version: protocol.Version, Sender: 99, Sequence: sequence, Charges: charges}
+	good := func(sequence uint64, reservations ...*pb.Charge) *pb.Picks {
+		return &pb.Picks{Version: protocol.Version, Sender: 99, Sequence: sequence, Charges: reservations}
 	}
 	await.True(t, "it hears", func() bool {
 		send(t, srv, &pb.Picks{Version: protocol.Version, Sender: 98, Sequence: uint64(time.Now().UnixNano())})
 		return a.replica.Stats().Peers == 1
 	})
-	other := charge(4, 0)
+	other := reservation(4, 0)
 	other.Epoch = 8
-	nobody := charge(5, 0)
+	nobody := reservation(5, 0)
 	nobody.Member = "ns_nobody_0"
-	send(t, srv, good(1, charge(1, 0), charge(1, 0), charge(3, 2001), other, nobody))
-	send(t, srv, good(1, charge(6, 0)))
+	send(t, srv, good(1, reservation(1, 0), reservation(1, 0), reservation(3, 2001), other, nobody))
+	send(t, srv, good(1, reservation(6, 0)))
 	send(t, srv, good(5))
 	sendBytes(t, srv, []byte("nonsense"))
-	endless := charge(7, 0)
+	endless := reservation(7, 0)
 	endless.PrefillMs = math.NaN()
 	send(t, srv, good(6, endless))
-	v2 := good(6, charge(8, 0))
+	v2 := good(6, reservation(8, 0))
 	v2.Version++
 	send(t, srv, v2)
 	await.True(t, "all were refused but the first", func() bool {
@@ -357,7 +357,7 @@ func TestBadNewsChangeNothing(t *testing.T) {
 	}
 }
 
-func TestNobodyIsToldNothing(t *testing.T) {
+func TestWithoutPeersNothingIsPublished(t *testing.T) {
 	a := newScout(t, broker.New(t, nil), 1)
 	for range 100 {
 		a.pick(request(1, 800))
@@ -380,7 +380,7 @@ func TestNewsAreBoundedAndInOrder(t *testing.T) {
 	var n outbox.Pending
 	a.outbox.Take(&n)
 	list := messagesOf(&n, time.Now())
-	charges, ends := 0, 0
+	reservations, ends := 0, 0
 	for _, p := range list {
 		p.Version, p.Sender, p.Sequence = protocol.Version, 1, 1
 		data, err := proto.Marshal(p)
@@ -393,10 +393,10 @@ func TestNewsAreBoundedAndInOrder(t *testing.T) {
 		if ends > 0 && len(p.Charges) > 0 {
 			t.Fatal("an end comes before a charge")
 		}
-		charges, ends = charges+len(p.Charges), ends+len(p.Ends)
+		reservations, ends = reservations+len(p.Charges), ends+len(p.Ends)
 	}
-	if charges != 4096 || ends != 4096 || a.outbox.Dropped() != 2*(picks-4096) {
-		t.Errorf("%d charges, %d ends, %d dropped", charges, ends, a.outbox.Dropped())
+	if reservations != 4096 || ends != 4096 || a.outbox.Dropped() != 2*(picks-4096) {
+		t.Errorf("%d charges, %d ends, %d dropped", reservations, ends, a.outbox.Dropped())
 	}
 	a.outbox.Take(&n)
 	if len(n.Reservations)+len(n.Ends) != 0 {

@@ -83,7 +83,7 @@ type engine struct {
 	// tells of itself at the end of each step.
 	shown gauges
 
-	tell   teller
+	tell   reporter
 	totals fleet.Totals
 	counts counts
 }
@@ -115,7 +115,7 @@ type chunk struct {
 	tokens int
 }
 
-func newEngine(p Profile, blockSize, blocks int, c *calendar, t teller) *engine {
+func newEngine(p Profile, blockSize, blocks int, c *calendar, t reporter) *engine {
 	e := &engine{profile: p, blockSize: blockSize, cache: newCache(blocks), calendar: c, tell: t}
 	e.ended = &entry{what: e.finish, place: none}
 	return e

@@ -216,7 +216,7 @@ func (r *run) result() Result {
 	return res
 }
 
-// engines names them, with commas between.
+// engines names them separated by commas.
 func engines(list []Profile) string {
 	names := make([]string, len(list))
 	for i := range list {

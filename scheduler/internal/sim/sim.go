@@ -257,7 +257,7 @@ func newPlacer(r *run) (placer, error) {
 func (r *run) add() {
 	p := &pod{name: fmt.Sprintf("pod-%04d", len(r.pods))}
 	kind := r.engine(len(r.pods))
-	p.engine = newEngine(kind, r.cfg.blockSize, r.blocks(kind), &r.calendar, teller{r, p})
+	p.engine = newEngine(kind, r.cfg.blockSize, r.blocks(kind), &r.calendar, reporter{r, p})
 	p.admission, p.ranked = r.cfg.Admission, r.cfg.EnginePriority
 	if n := r.cfg.HostTokens / r.cfg.blockSize; n > 0 {
 		p.host = newCache(n)
@@ -354,14 +354,14 @@ func (r *run) restart(p *pod) {
 }
 
 // teller hears what comes out of the engine of a pod.
-type teller struct {
+type reporter struct {
 	run *run
 	pod *pod
 }
 
-func (t teller) firstToken(q *request) { t.run.placer.firstToken(q) }
+func (t reporter) firstToken(q *request) { t.run.placer.firstToken(q) }
 
-func (t teller) end(q *request) {
+func (t reporter) end(q *request) {
 	t.run.placer.end(q, fleet.Finished)
 	t.run.log.finished(q, t.run.calendar.now)
 	t.run.cfg.Each(Served{
@@ -371,4 +371,4 @@ func (t teller) end(q *request) {
 	t.run.over(q)
 }
 
-func (t teller) step() { t.run.placer.step(t.pod) }
+func (t reporter) step() { t.run.placer.step(t.pod) }

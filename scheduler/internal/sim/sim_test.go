@@ -223,7 +223,7 @@ func TestSameSeedSameBytes(t *testing.T) {
 // routing is worst, load helps a little, prefixes most, and no router passes
 // the oracle. 75 groups share 6,000 tokens each, five prompts a group: half the
 // ladder's, on half its pods.
-func TestLaddersOrder(t *testing.T) {
+func TestStagesOrder(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	var list []arrival.Request
 	for at := 0.0; at < 40; at += r.ExpFloat64() / 15 {

@@ -179,3 +179,46 @@ func fill(b *testing.B, s *Scheduler) {
 		}
 	}
 }
+
+// BenchmarkPickStream is many picks on one stream: rate is what is left when
+// nobody waits for an answer before the next call.
+func BenchmarkPickStream(b *testing.B) {
+	s, _ := start(b, Config{})
+	fill(b, s)
+	requests(b, func(b *testing.B, r *api.Request) {
+		stream, err := api.NewSchedulerClient(dial(b, s)).PickStream(b.Context())
+		if err != nil {
+			b.Fatal(err)
+		}
+		call := &api.PickStreamRequest{Call: &api.PickStreamRequest_Pick{Pick: &api.PickRequest{Request: r}}}
+		b.ReportAllocs()
+		window := make(chan struct{}, 256)
+		failed := make(chan error, 1)
+		begin := time.Now()
+		go func() {
+			for range b.N {
+				window <- struct{}{}
+				call.Id++
+				if err := stream.Send(call); err != nil {
+					failed <- err
+					return
+				}
+			}
+			failed <- stream.CloseSend()
+		}()
+		for range b.N {
+			answer, err := stream.Recv()
+			if err != nil {
+				b.Fatal(err)
+			}
+			if e := answer.GetError(); e != nil {
+				b.Fatal(e)
+			}
+			<-window
+		}
+		b.ReportMetric(float64(b.N)/time.Since(begin).Seconds(), "picks/s")
+		if err := <-failed; err != nil {
+			b.Fatal(err)
+		}
+	})
+}

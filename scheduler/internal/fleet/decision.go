@@ -536,3 +536,20 @@ func (f *Fleet) sampleLocked(s *slot, l *Load, now time.Time) {
 	}
 	f.publishLocked(s, now)
 }
+
+// Expires is when a decision is forgotten if nothing more is reported of it;
+// the zero time: it is not known.
+func (f *Fleet) Expires(id Decision) time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	d, ok := f.open.byID[id]
+	switch {
+	case !ok:
+		return time.Time{}
+	case d.phase != prefilling:
+		return d.deadline
+	case d.mate == nil && !d.guessed && d.end.After(d.deadline):
+		return d.end
+	}
+	return d.at.Add(longestDecision)
+}

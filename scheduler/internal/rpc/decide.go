@@ -4,21 +4,45 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strconv"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
 )
 
-// Pick chooses and reserves.
+// Pick chooses and reserves; a repeat of a request gets what was chosen for it.
 func (s *Service) Pick(ctx context.Context, req *api.PickRequest) (*api.PickResponse, error) {
+	if req.GetRequest().GetRequestId() == "" {
+		return s.pick(ctx, req)
+	}
+	return s.repeats.once(ctx, req, s.pick)
+}
+
+func (s *Service) pick(ctx context.Context, req *api.PickRequest) (*api.PickResponse, error) {
+	if id := req.GetReplacesDecisionId(); id != "" {
+		if s.cfg.Picker.Report(pick.Report{Decision: id, Outcome: fleet.Cancelled}, time.Now()) {
+			s.waits.Wake()
+		}
+	}
 	d, ranking, err := s.decide(ctx, req.GetRequest(), true)
 	if err != nil {
 		return nil, err
 	}
-	return &api.PickResponse{DecisionId: d.ID, Ranking: ranking}, nil
+	return &api.PickResponse{DecisionId: d.ID, Ranking: ranking, ExpiresInMs: s.expiry(d.ID)}, nil
+}
+
+// expiry is in how many ms a decision is forgotten.
+func (s *Service) expiry(id string) float64 {
+	n, err := strconv.ParseUint(id, 16, 64)
+	if err != nil {
+		return 0
+	}
+	now := time.Now()
+	return milliseconds(s.cfg.Fleet.Expires(fleet.Decision(n)).Sub(now))
 }
 
 // Score ranks, and changes nothing.

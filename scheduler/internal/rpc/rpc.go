@@ -73,7 +73,9 @@ type Service struct {
 	closed   chan struct{}
 	closing  atomic.Bool
 	patience atomic.Int64 // CallTimeout
+	repeats  *repeats
 	watchers atomic.Int64
+	streams  atomic.Int64
 	calls    atomic.Int64
 	refused  atomic.Uint64
 	panics   atomic.Uint64
@@ -81,7 +83,7 @@ type Service struct {
 
 // New returns a Service.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, closed: make(chan struct{}), waits: admission.NewWaits(cfg.Admission, cfg.Fleet, cfg.Picker)}
+	s := &Service{cfg: cfg, closed: make(chan struct{}), repeats: newRepeats(), waits: admission.NewWaits(cfg.Admission, cfg.Fleet, cfg.Picker)}
 	s.SetCallTimeout(cfg.CallTimeout)
 	return s
 }

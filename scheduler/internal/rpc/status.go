@@ -28,6 +28,7 @@ var (
 	errPanic   = errors.New("internal error")
 	errUnready = errors.New("not all members are known yet")
 	errPrompt  = errors.New("invalid prompt")
+	errReused  = errors.New("another request had this request_id")
 )
 
 // How long to wait before a call is worth trying again: until somebody else's
@@ -63,6 +64,7 @@ var meanings = []struct {
 	{pick.ErrNoMembers, codes.Unavailable, api.ErrorReason_ERROR_REASON_NO_MEMBERS, waitPod},
 	{errWatchers, codes.ResourceExhausted, api.ErrorReason_ERROR_REASON_TOO_MANY_CALLS, waitMember},
 	{errCalls, codes.ResourceExhausted, api.ErrorReason_ERROR_REASON_TOO_MANY_CALLS, waitCall},
+	{errReused, codes.AlreadyExists, api.ErrorReason_ERROR_REASON_REQUEST_ID_REUSED, 0},
 	{admission.ErrClosed, codes.Unavailable, api.ErrorReason_ERROR_REASON_STOPPING, 0},
 }
 

@@ -10,6 +10,7 @@ package api
 
 import (
 	_ "google.golang.org/genproto/googleapis/api/annotations"
+	status "google.golang.org/genproto/googleapis/rpc/status"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -144,10 +145,16 @@ func (ReportStatus) EnumDescriptor() ([]byte, []int) {
 }
 
 type PickRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Request       *Request               `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// request to place. A repeat of its request_id gets the decision that was made
+	// for it, or waits for it, as long as that is remembered: for ten minutes, and
+	// among the last 16,384. Another request of that name is refused.
+	Request *Request `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	// replaces_decision_id is the decision in whose place this one is made, as
+	// after a failure: its reservation ends. exclude says whom not to try again.
+	ReplacesDecisionId string `protobuf:"bytes,2,opt,name=replaces_decision_id,json=replacesDecisionId,proto3" json:"replaces_decision_id,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *PickRequest) Reset() {
@@ -187,11 +194,21 @@ func (x *PickRequest) GetRequest() *Request {
 	return nil
 }
 
+func (x *PickRequest) GetReplacesDecisionId() string {
+	if x != nil {
+		return x.ReplacesDecisionId
+	}
+	return ""
+}
+
 type PickResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// decision_id to name in Report.
-	DecisionId    string   `protobuf:"bytes,1,opt,name=decision_id,json=decisionId,proto3" json:"decision_id,omitempty"`
-	Ranking       *Ranking `protobuf:"bytes,2,opt,name=ranking,proto3" json:"ranking,omitempty"`
+	DecisionId string   `protobuf:"bytes,1,opt,name=decision_id,json=decisionId,proto3" json:"decision_id,omitempty"`
+	Ranking    *Ranking `protobuf:"bytes,2,opt,name=ranking,proto3" json:"ranking,omitempty"`
+	// expires_in_ms is when the decision is forgotten unless a report comes before;
+	// parts of its reservation may end sooner.
+	ExpiresInMs   float64 `protobuf:"fixed64,3,opt,name=expires_in_ms,json=expiresInMs,proto3" json:"expires_in_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -238,6 +255,13 @@ func (x *PickResponse) GetRanking() *Ranking {
 		return x.Ranking
 	}
 	return nil
+}
+
+func (x *PickResponse) GetExpiresInMs() float64 {
+	if x != nil {
+		return x.ExpiresInMs
+	}
+	return 0
 }
 
 type ScoreRequest struct {
@@ -567,17 +591,305 @@ func (x *ReportResult) GetExplanation() string {
 	return ""
 }
 
+// PickStreamRequest is one call of a stream.
+type PickStreamRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// id that the answer will have. It may be used again once that has come.
+	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Types that are valid to be assigned to Call:
+	//
+	//	*PickStreamRequest_Pick
+	//	*PickStreamRequest_Score
+	//	*PickStreamRequest_Report
+	//	*PickStreamRequest_Cancel
+	Call          isPickStreamRequest_Call `protobuf_oneof:"call"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PickStreamRequest) Reset() {
+	*x = PickStreamRequest{}
+	mi := &file_kvscout_scheduler_v1_scheduler_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PickStreamRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PickStreamRequest) ProtoMessage() {}
+
+func (x *PickStreamRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_scheduler_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PickStreamRequest.ProtoReflect.Descriptor instead.
+func (*PickStreamRequest) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *PickStreamRequest) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *PickStreamRequest) GetCall() isPickStreamRequest_Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *PickStreamRequest) GetPick() *PickRequest {
+	if x != nil {
+		if x, ok := x.Call.(*PickStreamRequest_Pick); ok {
+			return x.Pick
+		}
+	}
+	return nil
+}
+
+func (x *PickStreamRequest) GetScore() *ScoreRequest {
+	if x != nil {
+		if x, ok := x.Call.(*PickStreamRequest_Score); ok {
+			return x.Score
+		}
+	}
+	return nil
+}
+
+func (x *PickStreamRequest) GetReport() *ReportRequest {
+	if x != nil {
+		if x, ok := x.Call.(*PickStreamRequest_Report); ok {
+			return x.Report
+		}
+	}
+	return nil
+}
+
+func (x *PickStreamRequest) GetCancel() *Cancel {
+	if x != nil {
+		if x, ok := x.Call.(*PickStreamRequest_Cancel); ok {
+			return x.Cancel
+		}
+	}
+	return nil
+}
+
+type isPickStreamRequest_Call interface {
+	isPickStreamRequest_Call()
+}
+
+type PickStreamRequest_Pick struct {
+	Pick *PickRequest `protobuf:"bytes,2,opt,name=pick,proto3,oneof"`
+}
+
+type PickStreamRequest_Score struct {
+	Score *ScoreRequest `protobuf:"bytes,3,opt,name=score,proto3,oneof"`
+}
+
+type PickStreamRequest_Report struct {
+	Report *ReportRequest `protobuf:"bytes,4,opt,name=report,proto3,oneof"`
+}
+
+type PickStreamRequest_Cancel struct {
+	// cancel the call under way of that id, which is answered in any case.
+	Cancel *Cancel `protobuf:"bytes,5,opt,name=cancel,proto3,oneof"`
+}
+
+func (*PickStreamRequest_Pick) isPickStreamRequest_Call() {}
+
+func (*PickStreamRequest_Score) isPickStreamRequest_Call() {}
+
+func (*PickStreamRequest_Report) isPickStreamRequest_Call() {}
+
+func (*PickStreamRequest_Cancel) isPickStreamRequest_Call() {}
+
+// Cancel gives a call up.
+type Cancel struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Cancel) Reset() {
+	*x = Cancel{}
+	mi := &file_kvscout_scheduler_v1_scheduler_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Cancel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Cancel) ProtoMessage() {}
+
+func (x *Cancel) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_scheduler_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
+func (*Cancel) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{9}
+}
+
+// PickStreamResponse is the answer to one call of a stream.
+type PickStreamResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Types that are valid to be assigned to Answer:
+	//
+	//	*PickStreamResponse_Pick
+	//	*PickStreamResponse_Score
+	//	*PickStreamResponse_Report
+	//	*PickStreamResponse_Error
+	Answer        isPickStreamResponse_Answer `protobuf_oneof:"answer"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PickStreamResponse) Reset() {
+	*x = PickStreamResponse{}
+	mi := &file_kvscout_scheduler_v1_scheduler_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PickStreamResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PickStreamResponse) ProtoMessage() {}
+
+func (x *PickStreamResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_scheduler_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PickStreamResponse.ProtoReflect.Descriptor instead.
+func (*PickStreamResponse) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *PickStreamResponse) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *PickStreamResponse) GetAnswer() isPickStreamResponse_Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *PickStreamResponse) GetPick() *PickResponse {
+	if x != nil {
+		if x, ok := x.Answer.(*PickStreamResponse_Pick); ok {
+			return x.Pick
+		}
+	}
+	return nil
+}
+
+func (x *PickStreamResponse) GetScore() *ScoreResponse {
+	if x != nil {
+		if x, ok := x.Answer.(*PickStreamResponse_Score); ok {
+			return x.Score
+		}
+	}
+	return nil
+}
+
+func (x *PickStreamResponse) GetReport() *ReportResponse {
+	if x != nil {
+		if x, ok := x.Answer.(*PickStreamResponse_Report); ok {
+			return x.Report
+		}
+	}
+	return nil
+}
+
+func (x *PickStreamResponse) GetError() *status.Status {
+	if x != nil {
+		if x, ok := x.Answer.(*PickStreamResponse_Error); ok {
+			return x.Error
+		}
+	}
+	return nil
+}
+
+type isPickStreamResponse_Answer interface {
+	isPickStreamResponse_Answer()
+}
+
+type PickStreamResponse_Pick struct {
+	Pick *PickResponse `protobuf:"bytes,2,opt,name=pick,proto3,oneof"`
+}
+
+type PickStreamResponse_Score struct {
+	Score *ScoreResponse `protobuf:"bytes,3,opt,name=score,proto3,oneof"`
+}
+
+type PickStreamResponse_Report struct {
+	Report *ReportResponse `protobuf:"bytes,4,opt,name=report,proto3,oneof"`
+}
+
+type PickStreamResponse_Error struct {
+	// error as the call alone would have it.
+	Error *status.Status `protobuf:"bytes,5,opt,name=error,proto3,oneof"`
+}
+
+func (*PickStreamResponse_Pick) isPickStreamResponse_Answer() {}
+
+func (*PickStreamResponse_Score) isPickStreamResponse_Answer() {}
+
+func (*PickStreamResponse_Report) isPickStreamResponse_Answer() {}
+
+func (*PickStreamResponse_Error) isPickStreamResponse_Answer() {}
+
 var File_kvscout_scheduler_v1_scheduler_proto protoreflect.FileDescriptor
 
 const file_kvscout_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\n" +
-	"$kvscout/scheduler/v1/scheduler.proto\x12\x14kvscout.scheduler.v1\x1a\x1cgoogle/api/annotations.proto\x1a\"kvscout/scheduler/v1/ranking.proto\x1a\"kvscout/scheduler/v1/request.proto\"F\n" +
+	"$kvscout/scheduler/v1/scheduler.proto\x12\x14kvscout.scheduler.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x17google/rpc/status.proto\x1a\"kvscout/scheduler/v1/ranking.proto\x1a\"kvscout/scheduler/v1/request.proto\"x\n" +
 	"\vPickRequest\x127\n" +
-	"\arequest\x18\x01 \x01(\v2\x1d.kvscout.scheduler.v1.RequestR\arequest\"h\n" +
+	"\arequest\x18\x01 \x01(\v2\x1d.kvscout.scheduler.v1.RequestR\arequest\x120\n" +
+	"\x14replaces_decision_id\x18\x02 \x01(\tR\x12replacesDecisionId\"\x8c\x01\n" +
 	"\fPickResponse\x12\x1f\n" +
 	"\vdecision_id\x18\x01 \x01(\tR\n" +
 	"decisionId\x127\n" +
-	"\aranking\x18\x02 \x01(\v2\x1d.kvscout.scheduler.v1.RankingR\aranking\"G\n" +
+	"\aranking\x18\x02 \x01(\v2\x1d.kvscout.scheduler.v1.RankingR\aranking\x12\"\n" +
+	"\rexpires_in_ms\x18\x03 \x01(\x01R\vexpiresInMs\"G\n" +
 	"\fScoreRequest\x127\n" +
 	"\arequest\x18\x01 \x01(\v2\x1d.kvscout.scheduler.v1.RequestR\arequest\"H\n" +
 	"\rScoreResponse\x127\n" +
@@ -602,7 +914,22 @@ const file_kvscout_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\aresults\x18\x01 \x03(\v2\".kvscout.scheduler.v1.ReportResultR\aresults\"l\n" +
 	"\fReportResult\x12:\n" +
 	"\x06status\x18\x01 \x01(\x0e2\".kvscout.scheduler.v1.ReportStatusR\x06status\x12 \n" +
-	"\vexplanation\x18\x02 \x01(\tR\vexplanation*|\n" +
+	"\vexplanation\x18\x02 \x01(\tR\vexplanation\"\x97\x02\n" +
+	"\x11PickStreamRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x127\n" +
+	"\x04pick\x18\x02 \x01(\v2!.kvscout.scheduler.v1.PickRequestH\x00R\x04pick\x12:\n" +
+	"\x05score\x18\x03 \x01(\v2\".kvscout.scheduler.v1.ScoreRequestH\x00R\x05score\x12=\n" +
+	"\x06report\x18\x04 \x01(\v2#.kvscout.scheduler.v1.ReportRequestH\x00R\x06report\x126\n" +
+	"\x06cancel\x18\x05 \x01(\v2\x1c.kvscout.scheduler.v1.CancelH\x00R\x06cancelB\x06\n" +
+	"\x04call\"\b\n" +
+	"\x06Cancel\"\x91\x02\n" +
+	"\x12PickStreamResponse\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x128\n" +
+	"\x04pick\x18\x02 \x01(\v2\".kvscout.scheduler.v1.PickResponseH\x00R\x04pick\x12;\n" +
+	"\x05score\x18\x03 \x01(\v2#.kvscout.scheduler.v1.ScoreResponseH\x00R\x05score\x12>\n" +
+	"\x06report\x18\x04 \x01(\v2$.kvscout.scheduler.v1.ReportResponseH\x00R\x06report\x12*\n" +
+	"\x05error\x18\x05 \x01(\v2\x12.google.rpc.StatusH\x00R\x05errorB\b\n" +
+	"\x06answer*|\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13OUTCOME_FIRST_TOKEN\x10\x01\x12\x14\n" +
@@ -614,12 +941,14 @@ const file_kvscout_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\x16REPORT_STATUS_RECORDED\x10\x01\x12\"\n" +
 	"\x1eREPORT_STATUS_UNKNOWN_DECISION\x10\x02\x12 \n" +
 	"\x1cREPORT_STATUS_UNKNOWN_MEMBER\x10\x03\x12\x19\n" +
-	"\x15REPORT_STATUS_INVALID\x10\x042\xc3\x02\n" +
+	"\x15REPORT_STATUS_INVALID\x10\x042\xa8\x03\n" +
 	"\tScheduler\x12b\n" +
 	"\x04Pick\x12!.kvscout.scheduler.v1.PickRequest\x1a\".kvscout.scheduler.v1.PickResponse\"\x13\x82\xd3\xe4\x93\x02\r:\x01*\"\b/v1/pick\x12f\n" +
 	"\x05Score\x12\".kvscout.scheduler.v1.ScoreRequest\x1a#.kvscout.scheduler.v1.ScoreResponse\"\x14\x82\xd3\xe4\x93\x02\x0e:\x01*\"\t/v1/score\x12j\n" +
 	"\x06Report\x12#.kvscout.scheduler.v1.ReportRequest\x1a$.kvscout.scheduler.v1.ReportResponse\"\x15\x82\xd3\xe4\x93\x02\x0f:\x01*\"\n" +
-	"/v1/reportB>Z<github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1;apib\x06proto3"
+	"/v1/report\x12c\n" +
+	"\n" +
+	"PickStream\x12'.kvscout.scheduler.v1.PickStreamRequest\x1a(.kvscout.scheduler.v1.PickStreamResponse(\x010\x01B>Z<github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1;apib\x06proto3"
 
 var (
 	file_kvscout_scheduler_v1_scheduler_proto_rawDescOnce sync.Once
@@ -634,41 +963,55 @@ func file_kvscout_scheduler_v1_scheduler_proto_rawDescGZIP() []byte {
 }
 
 var file_kvscout_scheduler_v1_scheduler_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvscout_scheduler_v1_scheduler_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_kvscout_scheduler_v1_scheduler_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_kvscout_scheduler_v1_scheduler_proto_goTypes = []any{
-	(Outcome)(0),           // 0: kvscout.scheduler.v1.Outcome
-	(ReportStatus)(0),      // 1: kvscout.scheduler.v1.ReportStatus
-	(*PickRequest)(nil),    // 2: kvscout.scheduler.v1.PickRequest
-	(*PickResponse)(nil),   // 3: kvscout.scheduler.v1.PickResponse
-	(*ScoreRequest)(nil),   // 4: kvscout.scheduler.v1.ScoreRequest
-	(*ScoreResponse)(nil),  // 5: kvscout.scheduler.v1.ScoreResponse
-	(*ReportRequest)(nil),  // 6: kvscout.scheduler.v1.ReportRequest
-	(*Report)(nil),         // 7: kvscout.scheduler.v1.Report
-	(*ReportResponse)(nil), // 8: kvscout.scheduler.v1.ReportResponse
-	(*ReportResult)(nil),   // 9: kvscout.scheduler.v1.ReportResult
-	(*Request)(nil),        // 10: kvscout.scheduler.v1.Request
-	(*Ranking)(nil),        // 11: kvscout.scheduler.v1.Ranking
+	(Outcome)(0),               // 0: kvscout.scheduler.v1.Outcome
+	(ReportStatus)(0),          // 1: kvscout.scheduler.v1.ReportStatus
+	(*PickRequest)(nil),        // 2: kvscout.scheduler.v1.PickRequest
+	(*PickResponse)(nil),       // 3: kvscout.scheduler.v1.PickResponse
+	(*ScoreRequest)(nil),       // 4: kvscout.scheduler.v1.ScoreRequest
+	(*ScoreResponse)(nil),      // 5: kvscout.scheduler.v1.ScoreResponse
+	(*ReportRequest)(nil),      // 6: kvscout.scheduler.v1.ReportRequest
+	(*Report)(nil),             // 7: kvscout.scheduler.v1.Report
+	(*ReportResponse)(nil),     // 8: kvscout.scheduler.v1.ReportResponse
+	(*ReportResult)(nil),       // 9: kvscout.scheduler.v1.ReportResult
+	(*PickStreamRequest)(nil),  // 10: kvscout.scheduler.v1.PickStreamRequest
+	(*Cancel)(nil),             // 11: kvscout.scheduler.v1.Cancel
+	(*PickStreamResponse)(nil), // 12: kvscout.scheduler.v1.PickStreamResponse
+	(*Request)(nil),            // 13: kvscout.scheduler.v1.Request
+	(*Ranking)(nil),            // 14: kvscout.scheduler.v1.Ranking
+	(*status.Status)(nil),      // 15: google.rpc.Status
 }
 var file_kvscout_scheduler_v1_scheduler_proto_depIdxs = []int32{
-	10, // 0: kvscout.scheduler.v1.PickRequest.request:type_name -> kvscout.scheduler.v1.Request
-	11, // 1: kvscout.scheduler.v1.PickResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
-	10, // 2: kvscout.scheduler.v1.ScoreRequest.request:type_name -> kvscout.scheduler.v1.Request
-	11, // 3: kvscout.scheduler.v1.ScoreResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
+	13, // 0: kvscout.scheduler.v1.PickRequest.request:type_name -> kvscout.scheduler.v1.Request
+	14, // 1: kvscout.scheduler.v1.PickResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
+	13, // 2: kvscout.scheduler.v1.ScoreRequest.request:type_name -> kvscout.scheduler.v1.Request
+	14, // 3: kvscout.scheduler.v1.ScoreResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
 	7,  // 4: kvscout.scheduler.v1.ReportRequest.reports:type_name -> kvscout.scheduler.v1.Report
 	0,  // 5: kvscout.scheduler.v1.Report.outcome:type_name -> kvscout.scheduler.v1.Outcome
 	9,  // 6: kvscout.scheduler.v1.ReportResponse.results:type_name -> kvscout.scheduler.v1.ReportResult
 	1,  // 7: kvscout.scheduler.v1.ReportResult.status:type_name -> kvscout.scheduler.v1.ReportStatus
-	2,  // 8: kvscout.scheduler.v1.Scheduler.Pick:input_type -> kvscout.scheduler.v1.PickRequest
-	4,  // 9: kvscout.scheduler.v1.Scheduler.Score:input_type -> kvscout.scheduler.v1.ScoreRequest
-	6,  // 10: kvscout.scheduler.v1.Scheduler.Report:input_type -> kvscout.scheduler.v1.ReportRequest
-	3,  // 11: kvscout.scheduler.v1.Scheduler.Pick:output_type -> kvscout.scheduler.v1.PickResponse
-	5,  // 12: kvscout.scheduler.v1.Scheduler.Score:output_type -> kvscout.scheduler.v1.ScoreResponse
-	8,  // 13: kvscout.scheduler.v1.Scheduler.Report:output_type -> kvscout.scheduler.v1.ReportResponse
-	11, // [11:14] is the sub-list for method output_type
-	8,  // [8:11] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	2,  // 8: kvscout.scheduler.v1.PickStreamRequest.pick:type_name -> kvscout.scheduler.v1.PickRequest
+	4,  // 9: kvscout.scheduler.v1.PickStreamRequest.score:type_name -> kvscout.scheduler.v1.ScoreRequest
+	6,  // 10: kvscout.scheduler.v1.PickStreamRequest.report:type_name -> kvscout.scheduler.v1.ReportRequest
+	11, // 11: kvscout.scheduler.v1.PickStreamRequest.cancel:type_name -> kvscout.scheduler.v1.Cancel
+	3,  // 12: kvscout.scheduler.v1.PickStreamResponse.pick:type_name -> kvscout.scheduler.v1.PickResponse
+	5,  // 13: kvscout.scheduler.v1.PickStreamResponse.score:type_name -> kvscout.scheduler.v1.ScoreResponse
+	8,  // 14: kvscout.scheduler.v1.PickStreamResponse.report:type_name -> kvscout.scheduler.v1.ReportResponse
+	15, // 15: kvscout.scheduler.v1.PickStreamResponse.error:type_name -> google.rpc.Status
+	2,  // 16: kvscout.scheduler.v1.Scheduler.Pick:input_type -> kvscout.scheduler.v1.PickRequest
+	4,  // 17: kvscout.scheduler.v1.Scheduler.Score:input_type -> kvscout.scheduler.v1.ScoreRequest
+	6,  // 18: kvscout.scheduler.v1.Scheduler.Report:input_type -> kvscout.scheduler.v1.ReportRequest
+	10, // 19: kvscout.scheduler.v1.Scheduler.PickStream:input_type -> kvscout.scheduler.v1.PickStreamRequest
+	3,  // 20: kvscout.scheduler.v1.Scheduler.Pick:output_type -> kvscout.scheduler.v1.PickResponse
+	5,  // 21: kvscout.scheduler.v1.Scheduler.Score:output_type -> kvscout.scheduler.v1.ScoreResponse
+	8,  // 22: kvscout.scheduler.v1.Scheduler.Report:output_type -> kvscout.scheduler.v1.ReportResponse
+	12, // 23: kvscout.scheduler.v1.Scheduler.PickStream:output_type -> kvscout.scheduler.v1.PickStreamResponse
+	20, // [20:24] is the sub-list for method output_type
+	16, // [16:20] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_kvscout_scheduler_v1_scheduler_proto_init() }
@@ -679,13 +1022,25 @@ func file_kvscout_scheduler_v1_scheduler_proto_init() {
 	file_kvscout_scheduler_v1_ranking_proto_init()
 	file_kvscout_scheduler_v1_request_proto_init()
 	file_kvscout_scheduler_v1_scheduler_proto_msgTypes[5].OneofWrappers = []any{}
+	file_kvscout_scheduler_v1_scheduler_proto_msgTypes[8].OneofWrappers = []any{
+		(*PickStreamRequest_Pick)(nil),
+		(*PickStreamRequest_Score)(nil),
+		(*PickStreamRequest_Report)(nil),
+		(*PickStreamRequest_Cancel)(nil),
+	}
+	file_kvscout_scheduler_v1_scheduler_proto_msgTypes[10].OneofWrappers = []any{
+		(*PickStreamResponse_Pick)(nil),
+		(*PickStreamResponse_Score)(nil),
+		(*PickStreamResponse_Report)(nil),
+		(*PickStreamResponse_Error)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvscout_scheduler_v1_scheduler_proto_rawDesc), len(file_kvscout_scheduler_v1_scheduler_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   8,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,9 +21,10 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Scheduler_Pick_FullMethodName   = "/kvscout.scheduler.v1.Scheduler/Pick"
-	Scheduler_Score_FullMethodName  = "/kvscout.scheduler.v1.Scheduler/Score"
-	Scheduler_Report_FullMethodName = "/kvscout.scheduler.v1.Scheduler/Report"
+	Scheduler_Pick_FullMethodName       = "/kvscout.scheduler.v1.Scheduler/Pick"
+	Scheduler_Score_FullMethodName      = "/kvscout.scheduler.v1.Scheduler/Score"
+	Scheduler_Report_FullMethodName     = "/kvscout.scheduler.v1.Scheduler/Report"
+	Scheduler_PickStream_FullMethodName = "/kvscout.scheduler.v1.Scheduler/PickStream"
 )
 
 // SchedulerClient is the client API for Scheduler service.
@@ -41,6 +42,10 @@ type SchedulerClient interface {
 	Score(ctx context.Context, in *ScoreRequest, opts ...grpc.CallOption) (*ScoreResponse, error)
 	// Report tells what became of decisions. It is optional: reservations expire.
 	Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportResponse, error)
+	// PickStream takes many calls on one stream, at most 1,024 of them at a time,
+	// and answers each by its id, in any order. Without the cost of a call of its
+	// own for each it is several times quicker.
+	PickStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PickStreamRequest, PickStreamResponse], error)
 }
 
 type schedulerClient struct {
@@ -81,6 +86,19 @@ func (c *schedulerClient) Report(ctx context.Context, in *ReportRequest, opts ..
 	return out, nil
 }
 
+func (c *schedulerClient) PickStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PickStreamRequest, PickStreamResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Scheduler_ServiceDesc.Streams[0], Scheduler_PickStream_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[PickStreamRequest, PickStreamResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Scheduler_PickStreamClient = grpc.BidiStreamingClient[PickStreamRequest, PickStreamResponse]
+
 // SchedulerServer is the server API for Scheduler service.
 // All implementations must embed UnimplementedSchedulerServer
 // for forward compatibility.
@@ -96,6 +114,10 @@ type SchedulerServer interface {
 	Score(context.Context, *ScoreRequest) (*ScoreResponse, error)
 	// Report tells what became of decisions. It is optional: reservations expire.
 	Report(context.Context, *ReportRequest) (*ReportResponse, error)
+	// PickStream takes many calls on one stream, at most 1,024 of them at a time,
+	// and answers each by its id, in any order. Without the cost of a call of its
+	// own for each it is several times quicker.
+	PickStream(grpc.BidiStreamingServer[PickStreamRequest, PickStreamResponse]) error
 	mustEmbedUnimplementedSchedulerServer()
 }
 
@@ -114,6 +136,9 @@ func (UnimplementedSchedulerServer) Score(context.Context, *ScoreRequest) (*Scor
 }
 func (UnimplementedSchedulerServer) Report(context.Context, *ReportRequest) (*ReportResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Report not implemented")
+}
+func (UnimplementedSchedulerServer) PickStream(grpc.BidiStreamingServer[PickStreamRequest, PickStreamResponse]) error {
+	return status.Error(codes.Unimplemented, "method PickStream not implemented")
 }
 func (UnimplementedSchedulerServer) mustEmbedUnimplementedSchedulerServer() {}
 func (UnimplementedSchedulerServer) testEmbeddedByValue()                   {}
@@ -190,6 +215,13 @@ func _Scheduler_Report_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Scheduler_PickStream_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(SchedulerServer).PickStream(&grpc.GenericServerStream[PickStreamRequest, PickStreamResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Scheduler_PickStreamServer = grpc.BidiStreamingServer[PickStreamRequest, PickStreamResponse]
+
 // Scheduler_ServiceDesc is the grpc.ServiceDesc for Scheduler service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -210,6 +242,13 @@ var Scheduler_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Scheduler_Report_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "PickStream",
+			Handler:       _Scheduler_PickStream_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+	},
 	Metadata: "kvscout/scheduler/v1/scheduler.proto",
 }

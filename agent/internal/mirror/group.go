@@ -139,6 +139,9 @@ func (m *Mirror) judge() {
 	if unspecified > 0 && len(m.groups) > 1 {
 		m.guess = "several KV-cache groups whose kind is not told: each is followed like full attention"
 	}
+	if m.dropped > 1 {
+		m.guess = "blocks of different sizes are dropped of a hit: as much is followed as if all were of the largest"
+	}
 	m.forbid(reason)
 }
 
@@ -300,6 +303,7 @@ func (m *Mirror) retail(i int32) (changed bool) {
 		}
 		tail := uint16(0)
 		switch {
+		case !n.has(flagClaimed): // it is in no chain
 		case g.size > 1 && g.kind != State && (n.position+1)%g.size != 0:
 			tail = above
 		case g.copies[i].sure == 0:
@@ -312,6 +316,15 @@ func (m *Mirror) retail(i int32) (changed bool) {
 		g.tail[i] = tail
 	}
 	return changed
+}
+
+// untail forgets the tails of a block that is in no chain any more.
+func (m *Mirror) untail(i int32) {
+	for _, g := range m.groups {
+		if g.tail != nil {
+			g.tail[i] = 0
+		}
+	}
 }
 
 // usable says whether the engine would accept a hit that ends at a block on the

@@ -12,8 +12,7 @@ const (
 	// maxTips bounds the chains that are remembered without a copy, because what
 	// is stored next may go on with one.
 	maxTips = 1 << 10
-	// maxTries bounds the roots whose hashes are tried with each algorithm and
-	// seed.
+	// maxTries bounds the stores that are tried with each algorithm and seed.
 	maxTries = 64
 )
 
@@ -30,14 +29,15 @@ type names struct {
 	tips    []int32            // the last blocks of the newest stores, a ring
 	tip     int                // of them, the oldest
 	last    named
-	unnamed int // blocks with copies and no content
+	unnamed int  // blocks with copies and no content
+	passed  bool // stores were passed over because no candidate was proved
 
 	// Kept over a Reset.
-	unit    int                 // of the hashes in tokens, as learned; 0: not yet
-	hashers []*blockhash.Hasher // that may be the engine's, the likeliest first; nil: none is
-	sought  bool                // hashers were made
-	proved  bool                // the first of hashers is
-	tries   int
+	unit       int         // of the hashes in tokens, as learned; 0: not yet
+	candidates []candidate // the likeliest first; nil: there is none
+	sought     bool        // candidates were looked for
+	proved     bool        // the first candidate is what the engine has
+	tries      int         // to prove one
 }
 
 // named is what was named last: all groups tell the same tokens.
@@ -51,7 +51,7 @@ type named struct {
 
 // anew forgets all but what is the engine's own.
 func (n *names) anew() names {
-	return names{unit: n.unit, hashers: n.hashers, sought: n.sought, proved: n.proved, tries: n.tries}
+	return names{unit: n.unit, candidates: n.candidates, sought: n.sought, proved: n.proved}
 }
 
 // relearn takes back what was concluded from a rule that is another now.
@@ -60,7 +60,7 @@ func (n *names) relearn(old, now Rule) {
 		n.unit = 0
 	}
 	if old.Algorithm != now.Algorithm || old.Seed != now.Seed || old.Tagged != now.Tagged {
-		n.hashers, n.sought, n.proved, n.tries = nil, false, false, 0
+		n.candidates, n.sought, n.proved, n.tries = nil, false, false, 0
 	}
 }
 
@@ -198,26 +198,26 @@ func (m *Mirror) recompute(s *Store) int32 {
 	if s.Adapter != "" && m.cfg.Rule.Tagged {
 		return 0 // where it was loaded from is part of the hash
 	}
-	m.seek(s)
-	if len(m.names.hashers) == 0 {
-		return 0
-	}
-	h := m.names.hashers[0]
-	digest := h.Root()
+	digest := blockhash.Digest{} // that of a root
 	if s.HasParent {
 		i := m.find(s.Parent)
-		if i == 0 || m.names.digests[i] == (blockhash.Digest{}) {
+		if i == 0 || m.names.digests[i] == digest {
 			return 0
 		}
 		digest = m.names.digests[i]
 	}
-	tip := m.chain(s, func(k int) (uint64, blockhash.Digest, bool) {
+	if !m.proved(s, digest) {
+		return 0
+	}
+	h := m.names.candidates[0]
+	if !s.HasParent {
+		digest = h.Root()
+	}
+	return m.chain(s, func(k int) (uint64, blockhash.Digest, bool) {
 		next, ok := h.Next(&digest, s.Tokens[k*m.blockSize:(k+1)*m.blockSize], extrasOf(s, k))
 		digest = next
 		return h.Short(&next), next, ok
 	})
-	m.names.proved = m.names.proved || slices.ContainsFunc(s.Hashes, m.known)
-	return tip
 }
 
 func extrasOf(s *Store, k int) *blockhash.Extras {
@@ -291,39 +291,53 @@ func (m *Mirror) leadsTo(hash uint64, at int32) bool {
 	if i == 0 || i != at && m.nodes[i].child == 0 || m.nodes[i].has(flagContent) && i != at {
 		return false
 	}
-	for at > 0 && at != i {
+	for steps := 0; at > 0 && at != i; steps++ {
+		if steps > m.used {
+			return true // a circle, of times when hashes were not recomputed
+		}
 		at = m.nodes[at].parent
 	}
 	return at == i
 }
 
-// seek finds the algorithm and seed that give a root its announced hashes.
-func (m *Mirror) seek(s *Store) {
+// proved says whether the engine's hashes can be computed. The first store whose
+// announced hashes an algorithm and seed explain shows that, and by which.
+func (m *Mirror) proved(s *Store, parent blockhash.Digest) bool {
 	n := &m.names
+	if n.proved {
+		return true
+	}
 	if !n.sought {
 		n.sought = true
-		n.hashers = candidates(m.cfg.Rule)
+		n.candidates = candidates(m.cfg.Rule)
 	}
-	if n.proved || len(n.hashers) == 0 || s.HasParent || len(s.Hashes) == 0 || s.Adapter != "" || s.Salt != "" || s.Refs != nil {
-		return
+	if len(n.candidates) == 0 {
+		return false
 	}
 	if n.tries++; n.tries > maxTries {
-		n.hashers = nil
-		return
+		n.candidates = nil
+		return false
 	}
-	found := slices.IndexFunc(n.hashers, func(h *blockhash.Hasher) bool { return m.explains(h, s) })
+	found := -1
+	if len(s.Hashes) > 0 && s.Adapter == "" && s.Salt == "" && s.Refs == nil {
+		found = slices.IndexFunc(n.candidates, func(c candidate) bool { return m.explains(c.Hasher, s, parent) })
+	}
 	if found < 0 {
-		return
+		n.passed = true
+		return false
 	}
-	if found > 0 && m.used > 0 {
-		m.outgrow("the engine's hashes are computed otherwise than was thought")
+	n.candidates, n.proved = n.candidates[found:found+1], true
+	if n.passed {
+		m.outgrow("the engine's hashes can be recomputed from here on")
 	}
-	n.hashers, n.proved = n.hashers[found:found+1], true
+	return true
 }
 
-// explains says whether a hasher gives a root all hashes that were announced.
-func (m *Mirror) explains(h *blockhash.Hasher, s *Store) bool {
-	digest := h.Root()
+// explains says whether a hasher gives a store all hashes that were announced.
+func (m *Mirror) explains(h *blockhash.Hasher, s *Store, digest blockhash.Digest) bool {
+	if !s.HasParent {
+		digest = h.Root()
+	}
 	left := s.Hashes
 	for k := 0; len(left) > 0 && (k+1)*m.blockSize <= len(s.Tokens); k++ {
 		next, ok := h.Next(&digest, s.Tokens[k*m.blockSize:(k+1)*m.blockSize], &blockhash.Extras{})
@@ -337,8 +351,14 @@ func (m *Mirror) explains(h *blockhash.Hasher, s *Store) bool {
 	return len(left) == 0
 }
 
-func candidates(r Rule) []*blockhash.Hasher {
-	var hashers []*blockhash.Hasher
+// candidate is what an engine may compute its hashes with.
+type candidate struct {
+	algorithm, seed string
+	*blockhash.Hasher
+}
+
+func candidates(r Rule) []candidate {
+	var all []candidate
 	tried := seeds
 	if r.Seed != "" {
 		tried = append([]string{r.Seed}, seeds...)
@@ -349,17 +369,17 @@ func candidates(r Rule) []*blockhash.Hasher {
 				continue
 			}
 			if h, err := blockhash.New(algorithm, seed, r.Tagged); err == nil {
-				hashers = append(hashers, h)
+				all = append(all, candidate{algorithm, seed, h})
 			}
 		}
 	}
-	return hashers
+	return all
 }
 
 // unnamed says why blocks are held whose content is not known; empty: none is.
 func (m *Mirror) unnamed() string {
 	switch {
-	case m.names.unnamed == 0:
+	case !m.names.on || m.names.unnamed == 0 && m.stats.Waiting == 0:
 		return ""
 	case !m.names.proved:
 		return "the engine leaves blocks out of its events and its hashes cannot be recomputed: -hash-seed must be its PYTHONHASHSEED"

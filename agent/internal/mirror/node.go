@@ -156,6 +156,7 @@ func (m *Mirror) bury(i int32) {
 	m.reclassify(i, 0)
 	n.flags &= flagLive | flagDirty
 	n.key, n.visible = 0, 0
+	m.untail(i)
 	switch {
 	case n.child == 0:
 		m.release(i)
@@ -184,11 +185,7 @@ func (m *Mirror) release(i int32) {
 	n := &m.nodes[i]
 	m.byHash.remove(n.hash, i)
 	m.names.release(i)
-	for _, g := range m.groups {
-		if g.tail != nil {
-			g.tail[i] = 0
-		}
-	}
+	m.untail(i)
 	*n = node{flags: n.flags & flagDirty, next: m.free}
 	m.free = i
 	m.used--
@@ -208,6 +205,7 @@ func (m *Mirror) unresolve(top int32) {
 			m.unclaim(c)
 			n.flags &^= flagShut
 			n.key = 0
+			m.untail(c)
 			m.reclassify(c, flagWaiting)
 			stack = append(stack, c)
 		}

@@ -16,6 +16,7 @@ const (
 	stateSaltSeen
 	stateLossy
 	stateNames
+	statePassed
 	stateBits = 1<<iota - 1
 )
 
@@ -50,6 +51,9 @@ func (m *Mirror) Append(dst []byte) []byte {
 	}
 	if m.names.on {
 		bits |= stateNames
+	}
+	if m.names.passed {
+		bits |= statePassed
 	}
 	dst = append(dst, bits)
 
@@ -93,6 +97,13 @@ func (m *Mirror) Append(dst []byte) []byte {
 		}
 	}
 	if m.names.on {
+		found := candidate{}
+		if m.names.proved {
+			found = m.names.candidates[0]
+		}
+		for _, text := range []string{found.algorithm, found.seed} {
+			dst = append(binary.AppendUvarint(dst, uint64(len(text))), text...)
+		}
 		dst = binary.AppendUvarint(dst, uint64(len(m.names.tips)))
 		for k := range m.names.tips {
 			dst = binary.AppendUvarint(dst, uint64(number[m.names.tips[(m.names.tip+k)%len(m.names.tips)]]))
@@ -169,7 +180,7 @@ func (m *Mirror) restore(r *stateReader) error {
 	}
 	m.blockSize, m.names.unit = blockSize, blockSize
 	bits := r.byte(stateBits)
-	named := bits&stateNames != 0
+	named, passed := bits&stateNames != 0, bits&statePassed != 0
 	m.crowded, m.saltSeen, m.lossy = bits&stateCrowded != 0, bits&stateSaltSeen != 0, bits&stateLossy != 0
 	for range r.count(maxGroups, 4) {
 		g := &group{
@@ -229,7 +240,11 @@ func (m *Mirror) restore(r *stateReader) error {
 		r.fail()
 		return r.err
 	}
-	m.names.digests = digests
+	m.names.digests, m.names.passed = digests, passed
+	algorithm, seed := r.text(maxAdapterName), r.text(maxAdapterName)
+	if h, err := blockhash.New(algorithm, seed, m.cfg.Rule.Tagged); err == nil {
+		m.names.candidates, m.names.sought, m.names.proved = []candidate{{algorithm, seed, h}}, true, true
+	}
 	for range r.count(maxTips, 1) {
 		if i := int32(r.uvarint(uint64(n))); i > 0 {
 			m.pin(i)

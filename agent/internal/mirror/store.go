@@ -20,13 +20,14 @@ func (m *Mirror) Store(s Store) {
 	switch {
 	case m.names.on:
 		if m.outgrown == "" && g.kind != Other && s.BlockSize > 0 && s.BlockSize%m.blockSize == 0 {
+			real := m.real(&s)
 			m.name(&s)
-			m.storeSparse(g, &s)
+			m.storeSparse(g, &s, real)
 		}
 	case g.kind == Full, g.kind == Unspecified && (len(m.groups) == 1 || s.dense()):
 		m.storeFull(g, &s)
 	case g.kind != Other && s.BlockSize == g.blockSize:
-		m.storeSparse(g, &s)
+		m.storeSparse(g, &s, m.real(&s))
 	}
 	if m.doubts > maxDoubts {
 		m.dropDoubts()
@@ -53,7 +54,7 @@ func (m *Mirror) storeFull(g *group, s *Store) {
 		return
 	}
 	if s.BlockSize != m.blockSize && s.BlockSize == g.blockSize && s.BlockSize%m.blockSize == 0 {
-		m.storeSparse(g, s) // a finer group names its blocks
+		m.storeSparse(g, s, m.real(s)) // a finer group names its blocks
 		return
 	}
 	if s.BlockSize != m.blockSize {
@@ -160,8 +161,7 @@ func (m *Mirror) checkRoot(i int32) {
 
 // storeSparse adds the blocks that a group keeps which does not need the whole
 // prefix. They have no content of their own here: the full group tells it.
-func (m *Mirror) storeSparse(g *group, s *Store) {
-	real := m.real(s)
+func (m *Mirror) storeSparse(g *group, s *Store, real bool) {
 	for k, hash := range s.Hashes {
 		i := m.lookup(hash)
 		if i == 0 {
@@ -228,7 +228,7 @@ func (m *Mirror) mayBeHit(s *Store) bool {
 		switch {
 		case g.full():
 			need = int(hit / g.size)
-		case g.tail != nil:
+		case g.tail != nil && !g.prefix:
 			need = m.reach(g, hit)
 		}
 		at := last

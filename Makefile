@@ -18,7 +18,7 @@ CA_CERTIFICATES ?= /etc/ssl/certs/ca-certificates.crt
 
 export CGO_ENABLED = $(if $(RACE),1,0)
 
-.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-vllm check lint vuln gen bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
+.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-vllm check lint vuln gen api-baseline bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,7 @@ $(VLLM_HOME)/%/ready:
 
 check: lint vuln workflows $(BIN)/buf ## linter, known vulnerabilities, workflows, buf lint, generated code in step
 	@cd protocol && PATH=$(BIN):$$PATH buf lint
+	@cd protocol && PATH=$(BIN):$$PATH buf breaking --against testdata/v1.binpb || { echo "the API breaks callers: see docs/API.md"; exit 1; }
 	@$(MAKE) --no-print-directory gen
 	@git diff --exit-code -- protocol || { echo "generated code is out of step: run make gen and commit"; exit 1; }
 	@go mod tidy -diff
@@ -71,6 +72,9 @@ vuln: $(BIN)/govulncheck-$(GOVULNCHECK) ## known vulnerabilities; says so when t
 
 gen: $(BIN)/buf $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc ## generated code from the .proto files
 	@cd protocol && PATH=$(BIN):$$PATH buf generate
+
+api-baseline: $(BIN)/buf ## what make check compares the API with, renewed on purpose
+	@cd protocol && PATH=$(BIN):$$PATH buf build --path kvscout -o testdata/v1.binpb
 
 bench: ## benchmarks of every package
 	go test -run '^$$' -bench . -benchmem ./protocol/... ./agent/... ./scheduler/...

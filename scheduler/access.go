@@ -1,14 +1,17 @@
 package scheduler
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/peer"
 
 	"github.com/kvscout/kvscout/protocol/settings"
 	"github.com/kvscout/kvscout/scheduler/internal/certs"
@@ -29,6 +32,9 @@ func (c Config) validateAccess(bad func(name, format string, v ...any)) {
 	}
 	if c.GRPCTLS.CA != "" && c.GRPCTLS.Cert == "" {
 		bad("grpc-tls-cert", "is missing: -grpc-tls-ca is for callers' certificates, and needs that of the server")
+	}
+	if c.Operators != "" && c.GRPCTLS.CA == "" {
+		bad("grpc-tls-ca", "is missing: -grpc-operators are told by their certificates")
 	}
 	if !c.Insecure && beyond(c.GRPCAddress) && c.GRPCTLS.Cert == "" {
 		bad("grpc-address", "%s can be reached from elsewhere: set -grpc-tls-cert and -grpc-tls-key, or -insecure to serve plain text", c.GRPCAddress)
@@ -76,6 +82,32 @@ func (c *Config) natsHere() bool {
 		}
 	}
 	return c.NATSURL != ""
+}
+
+// operators tells who may use the service Admin; nil: everybody who may call.
+func (c *Config) operators() func(context.Context) bool {
+	if c.Operators == "" {
+		return nil
+	}
+	named := make(map[string]bool)
+	for name := range strings.SplitSeq(c.Operators, ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			named[name] = true
+		}
+	}
+	return func(ctx context.Context) bool {
+		caller, ok := peer.FromContext(ctx)
+		if !ok {
+			return false
+		}
+		info, ok := caller.AuthInfo.(credentials.TLSInfo)
+		if !ok || len(info.State.VerifiedChains) == 0 {
+			return false
+		}
+		cert := info.State.VerifiedChains[0][0]
+		return named[cert.Subject.CommonName] || slices.ContainsFunc(cert.DNSNames, func(n string) bool { return named[n] }) ||
+			slices.ContainsFunc(cert.URIs, func(u *url.URL) bool { return named[u.String()] })
+	}
 }
 
 // transport is how the API is served.

@@ -13,13 +13,16 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvscout/kvscout/e2e/authority"
 	"github.com/kvscout/kvscout/e2e/await"
 	"github.com/kvscout/kvscout/e2e/journal"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 func write(t testing.TB, name, text string) {
@@ -338,6 +341,32 @@ func TestGRPCWantsCertificates(t *testing.T) {
 	}
 }
 
+// A proxy's right is not an operator's.
+func TestAdminIsForOperators(t *testing.T) {
+	ca := authority.New(t)
+	pair := ca.Issue(t, time.Now().Add(time.Hour)) // names localhost
+	for operators, want := range map[string]codes.Code{"": codes.OK, "somebody, localhost": codes.OK, "somebody": codes.PermissionDenied} {
+		s, _ := start(t, Config{GRPCTLS: TLS{Cert: pair.Cert, Key: pair.Key, CA: ca.CA}, Operators: operators})
+		conn, err := grpc.NewClient(s.Addrs().GRPC, grpc.WithTransportCredentials(credentials.NewTLS(ca.Client(t, pair))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		admin := api.NewAdminClient(conn)
+		_, list := admin.ListMembers(t.Context(), &api.ListMembersRequest{})
+		watch, err := admin.WatchMembers(t.Context(), &api.WatchMembersRequest{})
+		if err == nil {
+			_, err = watch.Recv()
+		}
+		if status.Code(list) != want || status.Code(err) != want {
+			t.Errorf("operators %q: list %v, watch %v; want %v", operators, list, err, want)
+		}
+		if _, err := api.NewSchedulerClient(conn).Report(t.Context(), &api.ReportRequest{}); err != nil {
+			t.Errorf("operators %q: a proxy is refused: %v", operators, err)
+		}
+	}
+}
+
 // shown is the serial number of the certificate that a listener shows.
 func shown(t *testing.T, dial func() (*tls.ConnectionState, error)) string {
 	t.Helper()
@@ -465,6 +494,7 @@ func TestPlainOnlyOnThisMachine(t *testing.T) {
 		"half a pair":          {Config{GRPCTLS: TLS{Cert: "c"}}, "-grpc-tls-key, "},
 		"half a NATS pair":     {Config{NATSURL: "nats://x:1", NATSTLS: TLS{Key: "k"}}, "-nats-tls-cert, "},
 		"callers' CA alone":    {Config{GRPCTLS: TLS{CA: "a"}}, "-grpc-tls-cert, "},
+		"operators, no CA":     {Config{Operators: "o", GRPCTLS: secure}, "-grpc-tls-ca, "},
 		"clients' CA alone":    {Config{NATSTLS: TLS{CA: "a"}}, "-nats-tls-cert, "},
 		"CA of another server": {Config{NATSURL: "nats://x:1", NATSTLS: TLS{CA: "a"}}, ""},
 		"users of another":     {Config{NATSURL: "nats://x:1", NATSUsers: "u"}, "-nats-users, "},

@@ -50,6 +50,9 @@ type Config struct {
 	// GRPCTLS is the certificate of the API; with CA callers must have one too.
 	// Zero: plain.
 	GRPCTLS TLS
+	// Operators names, separated by commas, whose certificates may use the service
+	// Admin: common names, DNS names or URIs; empty: everybody who may call.
+	Operators string
 	// EngineAddresses are the networks (10.0.0.0/8) and ends of names
 	// (.svc.cluster.local) separated by commas, that members' addresses may lie
 	// in: who announces another one is refused. Empty: any, but EngineAPIKey and

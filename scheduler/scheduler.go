@@ -160,6 +160,7 @@ func New(cfg Config) (*Scheduler, error) {
 		MaxWatchers: maxWatchers,
 		MaxCalls:    maxCalls,
 		Admission:   cfg.admission(),
+		Operator:    cfg.operators(),
 		Warn:        s.addresses.problem,
 		Decided:     s.meters.decided,
 		Reported:    s.meters.reported,

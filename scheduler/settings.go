@@ -44,6 +44,7 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.EngineAddresses, "engine-addresses", c.EngineAddresses, "`list` separated by commas of networks (10.0.0.0/8) and ends of names (.svc.cluster.local) that the members' addresses must lie in; empty: any, but the engine's API key and prompts go only where a member connects to the embedded NATS server from")
 	fs.StringVar(&c.Namespaces, "namespaces", c.Namespaces, "`file` that says which namespaces may serve which models in which pools; empty: all may serve everything")
 	fs.BoolVar(&c.Insecure, "insecure", c.Insecure, "serve gRPC and NATS on non-loopback addresses without TLS, and NATS without users")
+	fs.StringVar(&c.Operators, "grpc-operators", c.Operators, "`names` separated by commas: callers whose certificate has one of them (common name, DNS name or URI) may use the service Admin; empty: all callers")
 	fs.StringVar(&c.Policy, "policy", c.Policy, "scoring policy of requests that `name` none; empty: by predicted time; live")
 	fs.StringVar(&c.ShadowPolicy, "shadow-policy", c.ShadowPolicy, "`name` of a second policy that is asked about every request and does not decide; what it would have changed is counted; empty: none; live")
 	fs.StringVar(&c.AllowedPolicies, "allowed-policies", c.AllowedPolicies, "`names` of policies separated by commas, that requests may ask for besides -policy and -shadow-policy; empty: all; live")

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -32,6 +33,8 @@ type Config struct {
 	// MaxWatchers bounds the open WatchMembers streams, MaxCalls the unary calls under
 	// way besides those that wait for room.
 	MaxWatchers, MaxCalls int
+	// Operator tells whether the caller may use the service Admin; nil: everybody.
+	Operator func(context.Context) bool
 	// Admission says how requests wait for room.
 	Admission admission.Rules
 	// Warn says what is wrong with a member beside its picture; empty: nothing.
@@ -142,6 +145,9 @@ func (s *Service) Stats() Stats {
 func (s *Service) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
 	defer func() { err = statusOf(err) }()
 	defer s.recover(info.FullMethod, &err)
+	if err := s.allow(ctx, info.FullMethod); err != nil {
+		return nil, err
+	}
 	defer s.calls.Add(-1)
 	if s.calls.Add(1) > int64(s.cfg.MaxCalls+s.waits.Waiting()) {
 		s.refused.Add(1)
@@ -168,7 +174,18 @@ func (s *Service) timeout(method string) time.Duration {
 func (s *Service) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
 	defer func() { err = statusOf(err) }()
 	defer s.recover(info.FullMethod, &err)
+	if err := s.allow(stream.Context(), info.FullMethod); err != nil {
+		return err
+	}
 	return handle(srv, stream)
+}
+
+// allow refuses operators' methods to those who are none.
+func (s *Service) allow(ctx context.Context, method string) error {
+	if s.cfg.Operator == nil || !strings.HasPrefix(method, "/"+api.Admin_ServiceDesc.ServiceName+"/") || s.cfg.Operator(ctx) {
+		return nil
+	}
+	return errOperator
 }
 
 func (s *Service) recover(method string, err *error) {

@@ -25,10 +25,11 @@ const maxMessage = 1 << 10
 const domain = "kvscout"
 
 var (
-	errPanic   = errors.New("internal error")
-	errUnready = errors.New("not all members are known yet")
-	errPrompt  = errors.New("invalid prompt")
-	errReused  = errors.New("another request had this request_id")
+	errPanic    = errors.New("internal error")
+	errUnready  = errors.New("not all members are known yet")
+	errPrompt   = errors.New("invalid prompt")
+	errOperator = errors.New("the service Admin is for operators, and the certificate names none")
+	errReused   = errors.New("another request had this request_id")
 )
 
 // How long to wait before a call is worth trying again: until somebody else's
@@ -55,6 +56,7 @@ var meanings = []struct {
 	{pick.ErrPrompt, codes.InvalidArgument, api.ErrorReason_ERROR_REASON_INVALID_PROMPT, 0},
 	{pick.ErrPolicy, codes.InvalidArgument, api.ErrorReason_ERROR_REASON_UNKNOWN_POLICY, 0},
 	{pick.ErrNotAllowed, codes.PermissionDenied, api.ErrorReason_ERROR_REASON_POLICY_NOT_ALLOWED, 0},
+	{errOperator, codes.PermissionDenied, api.ErrorReason_ERROR_REASON_NOT_AN_OPERATOR, 0},
 	{errUnready, codes.Unavailable, api.ErrorReason_ERROR_REASON_STARTING, waitMember},
 	{pick.ErrGone, codes.Unavailable, api.ErrorReason_ERROR_REASON_MODEL_GONE, waitPod},
 	{pick.ErrModel, codes.NotFound, api.ErrorReason_ERROR_REASON_UNKNOWN_MODEL, 0},

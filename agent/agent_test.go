@@ -182,8 +182,8 @@ func TestAgentAnnouncesEveryRank(t *testing.T) {
 	}
 	_, page := fetch(t, a, "/metrics")
 	for _, want := range []string{
-		`kvscout_agent_trust{kvscout_rank="1",kvscout_trust="syncing"} 1`, `kvscout_agent_blocks{kvscout_lane="gpu",kvscout_rank="0"} 0`,
-		`kvscout_agent_tail_events_total{kvscout_event="gap",kvscout_rank="0"} 0`, `kvscout_agent_probes_total{kvscout_outcome="ok"}`,
+		`kvscout_agent_trust{rank="1",trust="syncing"} 1`, `kvscout_agent_blocks{lane="gpu",rank="0"} 0`,
+		`kvscout_agent_tail_events_total{event="gap",rank="0"} 0`, `kvscout_agent_probes_total{outcome="ok"}`,
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("/metrics lacks %s in\n%s", want, page)

@@ -70,8 +70,8 @@ func TestReadinessDoesNotDependOnSchedulers(t *testing.T) {
 	}
 	_, page := fetch(t, a, "/metrics")
 	for _, want := range []string{
-		`kvscout_agent_believed{kvscout_rank="0"} 0`,
-		`kvscout_agent_schedulers{kvscout_rank="0",kvscout_trust="refused"} 1`, `kvscout_agent_schedulers{kvscout_rank="0",kvscout_trust="syncing"} 1`,
+		`kvscout_agent_believed{rank="0"} 0`,
+		`kvscout_agent_schedulers{rank="0",trust="refused"} 1`, `kvscout_agent_schedulers{rank="0",trust="syncing"} 1`,
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("/metrics lacks %s", want)

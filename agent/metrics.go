@@ -24,7 +24,7 @@ func (a *Agent) meter(provider metric.MeterProvider) error {
 		trust, _ := r.trustLocked()
 		r.mu.Unlock()
 		for t := pb.Trust_TRUST_UNKNOWN; t <= pb.Trust_TRUST_EXACT; t++ {
-			see(number(t == trust), telemetry.AttrTrust, trustName(t))
+			see(number(t == trust), telemetry.LabelTrust, trustName(t))
 		}
 	})
 	m.ranks(a, telemetry.AgentBelieved, "A scheduler takes the rank at its word.", false, func(r *rank, see see) {
@@ -40,15 +40,15 @@ func (a *Agent) meter(provider metric.MeterProvider) error {
 			}
 		}
 		for t := pb.Trust_TRUST_UNKNOWN; t <= pb.Trust_TRUST_EXACT; t++ {
-			see(count[trustName(t)], telemetry.AttrTrust, trustName(t))
+			see(count[trustName(t)], telemetry.LabelTrust, trustName(t))
 		}
-		see(count["refused"], telemetry.AttrTrust, "refused")
+		see(count["refused"], telemetry.LabelTrust, "refused")
 	})
 	m.ranks(a, telemetry.AgentBlocks, "Blocks held.", false, func(r *rank, see see) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		for l, name := range laneNames {
-			see(int64(r.mirror.Count(mirror.Lane(l))), telemetry.AttrLane, name)
+			see(int64(r.mirror.Count(mirror.Lane(l))), telemetry.LabelLane, name)
 		}
 	})
 	m.ranks(a, telemetry.AgentEngineBatches, "Sequence of the engine's newest batch", false, func(r *rank, see see) {
@@ -61,17 +61,17 @@ func (a *Agent) meter(provider metric.MeterProvider) error {
 		seeTail(r.tail.Stats(), see)
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		see(int64(r.stream.found), telemetry.AttrEvent, "foreign")
+		see(int64(r.stream.found), telemetry.LabelEvent, "foreign")
 	})
 	m.ranks(a, telemetry.AgentSkipped, "What was passed over in events, or withheld.", true, func(r *rank, see see) {
 		seeSkips(r.tail.Stats().Skips, see)
 	})
 	m.ranks(a, telemetry.AgentMirrorNodes, "Blocks that the mirror remembers.", false, func(r *rank, see see) {
 		st := r.mirrorStats()
-		see(int64(st.Nodes), telemetry.AttrEvent, "all")
-		see(int64(st.Waiting), telemetry.AttrEvent, "waiting")
-		see(int64(st.Withheld), telemetry.AttrEvent, "withheld")
-		see(int64(st.Doubtful), telemetry.AttrEvent, "doubtful")
+		see(int64(st.Nodes), telemetry.LabelEvent, "all")
+		see(int64(st.Waiting), telemetry.LabelEvent, "waiting")
+		see(int64(st.Withheld), telemetry.LabelEvent, "withheld")
+		see(int64(st.Doubtful), telemetry.LabelEvent, "doubtful")
 	})
 	m.ranks(a, telemetry.AgentMirrorEvents, "What happened in the mirror.", true, func(r *rank, see see) {
 		seeMirror(r.mirrorStats(), see)
@@ -83,12 +83,12 @@ func (a *Agent) meter(provider metric.MeterProvider) error {
 			"snapshot": st.Snapshots, "chunk": st.Chunks, "refused": st.Refused, "error": st.Errors,
 			"unreadable": st.Unreadable,
 		} {
-			see(int64(n), telemetry.AttrEvent, name)
+			see(int64(n), telemetry.LabelEvent, name)
 		}
 	})
 	m.ranks(a, telemetry.AgentStateEvents, "What happened to the state file.", true, func(r *rank, see see) {
 		if k := a.saverOf(r); k != nil {
-			k.stats.each(func(name string, n uint64) { see(int64(n), telemetry.AttrEvent, name) })
+			k.stats.each(func(name string, n uint64) { see(int64(n), telemetry.LabelEvent, name) })
 		}
 	})
 	m.ranks(a, telemetry.AgentStateBytes, "Size of the newest state file.", false, func(r *rank, see see) {
@@ -97,20 +97,20 @@ func (a *Agent) meter(provider metric.MeterProvider) error {
 		}
 	})
 	m.observe(telemetry.AgentAudits, "Audits of the idle engine.", true, func(see see) {
-		see(int64(a.audits.held.Load()), telemetry.AttrOutcome, "held")
-		see(int64(a.audits.missing.Load()), telemetry.AttrOutcome, "missing")
-		see(int64(a.audits.skipped.Load()), telemetry.AttrOutcome, "skipped")
-		see(int64(a.audits.failed.Load()), telemetry.AttrOutcome, "error")
+		see(int64(a.audits.held.Load()), telemetry.LabelOutcome, "held")
+		see(int64(a.audits.missing.Load()), telemetry.LabelOutcome, "missing")
+		see(int64(a.audits.skipped.Load()), telemetry.LabelOutcome, "skipped")
+		see(int64(a.audits.failed.Load()), telemetry.LabelOutcome, "error")
 	})
 	m.observe(telemetry.AgentHungUp, "Connections for probes that were hung up on.", true, func(see see) {
-		see(int64(a.hungUp.Load()), telemetry.AttrEvent, "connection")
+		see(int64(a.hungUp.Load()), telemetry.LabelEvent, "connection")
 	})
 	m.observe(telemetry.AgentProbes, "Looks at the engine's HTTP server.", true, func(see see) {
 		a.watch.mu.Lock()
 		looks, failed := a.watch.polls, a.watch.failed
 		a.watch.mu.Unlock()
-		see(int64(looks-failed), telemetry.AttrOutcome, "ok")
-		see(int64(failed), telemetry.AttrOutcome, "error")
+		see(int64(looks-failed), telemetry.LabelOutcome, "ok")
+		see(int64(failed), telemetry.LabelOutcome, "error")
 	})
 	return m.err
 }
@@ -126,7 +126,7 @@ func seeTail(st vllm.TailStats, see see) {
 		"batch": st.Batches, "replayed": st.Replayed, "connection": st.Connections, "gap": st.Gaps, "lost": st.LostBatches,
 		"replay": st.Replays, "new_life": st.Incarnations, "malformed": st.Malformed, "undecodable": st.Undecodable, "hung_up": st.HungUp,
 	} {
-		see(int64(n), telemetry.AttrEvent, name)
+		see(int64(n), telemetry.LabelEvent, name)
 	}
 }
 
@@ -135,7 +135,7 @@ func seeSkips(st vllm.Skips, see see) {
 		"unknown_event": st.UnknownEvents, "unknown_medium": st.UnknownMediums, "shared_storage": st.SharedStorage,
 		"unknown_extra": st.UnknownExtras, "nameless_adapter": st.NamelessLoRA,
 	} {
-		see(int64(n), telemetry.AttrEvent, name)
+		see(int64(n), telemetry.LabelEvent, name)
 	}
 }
 
@@ -144,7 +144,7 @@ func seeMirror(st mirror.Stats, see see) {
 		"stored": st.Stored, "removed": st.Removed, "unknown_removed": st.UnknownRemoved, "unknown_stored": st.UnknownStored,
 		"repeated": st.Repeated, "refused": st.Refused, "dropped": st.Dropped, "contradiction": st.Contradictions,
 	} {
-		see(int64(n), telemetry.AttrEvent, name)
+		see(int64(n), telemetry.LabelEvent, name)
 	}
 }
 
@@ -168,7 +168,7 @@ type meters struct {
 func (m *meters) ranks(a *Agent, name, help string, counter bool, read func(*rank, see)) {
 	m.register(name, help, counter, func(o metric.Observer, of metric.Int64Observable) {
 		for _, r := range a.watch.list() {
-			by := attribute.String(telemetry.AttrRank, strconv.Itoa(r.number))
+			by := attribute.String(telemetry.LabelRank, strconv.Itoa(r.number))
 			read(r, func(value int64, key, attr string) {
 				if key == "" {
 					o.ObserveInt64(of, value, metric.WithAttributes(by))

@@ -349,7 +349,7 @@ func TestMembersWithOneAddressAreNoticed(t *testing.T) {
 	if _, text := get(t, s, "/fleet"); !strings.Contains(text, said) {
 		t.Error("/fleet does not say it")
 	}
-	if _, text := get(t, s, "/metrics"); !strings.Contains(text, `kvscout_scheduler_addresses{kvscout_event="shared"`) {
+	if _, text := get(t, s, "/metrics"); !strings.Contains(text, `kvscout_scheduler_addresses{event="shared"`) {
 		t.Error("no metric")
 	}
 	lines := strings.Count(log.String(), said)

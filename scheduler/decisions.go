@@ -54,7 +54,7 @@ func newDecisions(b *builder) *decisions {
 		count:    b.counter(telemetry.SchedulerDecisions, "{decision}", "Answers to Pick and Score."),
 		duration: b.histogram(telemetry.SchedulerDecisionDuration, "s", "Time from decoded request to answer.", durations),
 		shadows:  b.counter(telemetry.SchedulerShadowDecisions, "{decision}", "Decisions shown to the policy that does not decide."),
-		time:     b.floatCounter(telemetry.SchedulerShadowTime, "ms", "Predicted time to the first token, more or less by the policy that does not decide."),
+		time:     b.floatCounter(telemetry.SchedulerShadowTime, "s", "Predicted time to the first token, more or less by the policy that does not decide."),
 		tokens:   b.counter(telemetry.SchedulerShadowTokens, "{token}", "Cached tokens, more or less by the policy that does not decide."),
 	}
 }
@@ -72,9 +72,9 @@ func (m *decisions) decided(ctx context.Context, d *rpc.Decided) {
 	m.shadows.Add(ctx, 1, x.count...)
 	switch {
 	case s.FirstTokenMS > 0:
-		m.time.Add(ctx, s.FirstTokenMS, x.more...)
+		m.time.Add(ctx, s.FirstTokenMS/1000, x.more...)
 	case s.FirstTokenMS < 0:
-		m.time.Add(ctx, -s.FirstTokenMS, x.less...)
+		m.time.Add(ctx, -s.FirstTokenMS/1000, x.less...)
 	}
 	switch {
 	case s.CachedTokens > 0:
@@ -91,10 +91,10 @@ func (m *decisions) options(a answer) answerOptions {
 	if ok {
 		return o
 	}
-	method := attribute.String(telemetry.AttrMethod, a.method)
+	method := attribute.String(telemetry.LabelMethod, a.method)
 	o = answerOptions{
-		count: adding(method, attribute.String(telemetry.AttrPolicy, a.policy),
-			attribute.String(telemetry.AttrReason, a.reason.String()), attribute.Bool(telemetry.AttrFallback, a.fallback)),
+		count: adding(method, attribute.String(telemetry.LabelPolicy, a.policy),
+			attribute.String(telemetry.LabelReason, a.reason.String()), attribute.Bool(telemetry.LabelFallback, a.fallback)),
 		record: []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(method))},
 	}
 	m.mu.Lock()
@@ -110,12 +110,12 @@ func (m *decisions) shadowOptions(s shadow) shadowOptions {
 	if ok {
 		return o
 	}
-	both := []attribute.KeyValue{attribute.String(telemetry.AttrPolicy, s.policy), attribute.String(telemetry.AttrShadow, s.shadow)}
+	both := []attribute.KeyValue{attribute.String(telemetry.LabelPolicy, s.policy), attribute.String(telemetry.LabelShadow, s.shadow)}
 	with := func(kv attribute.KeyValue) []metric.AddOption { return adding(both[0], both[1], kv) }
 	o = shadowOptions{
-		count: with(attribute.Bool(telemetry.AttrSame, s.same)),
-		more:  with(attribute.String(telemetry.AttrDirection, "more")),
-		less:  with(attribute.String(telemetry.AttrDirection, "less")),
+		count: with(attribute.Bool(telemetry.LabelSame, s.same)),
+		more:  with(attribute.String(telemetry.LabelDirection, "more")),
+		less:  with(attribute.String(telemetry.LabelDirection, "less")),
 	}
 	for _, none := range [][]metric.AddOption{o.more, o.less} { // who reads a rate needs the start
 		m.time.Add(context.Background(), 0, none...)

@@ -31,11 +31,11 @@ type meters struct {
 // durations in seconds, from a decision that is a lookup to an engine that
 // renders.
 var durations = []float64{
-	.000001, .000002, .000005, .00001, .00002, .00005, .0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5,
+	.000001, .000002, .000005, .00001, .00002, .00005, .0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 20, 50, 100,
 }
 
 // waits in seconds, for requests that wait for room.
-var waits = []float64{.001, .01, .05, .1, .2, .5, 1, 2, 5, 10, 20, 50, 100}
+var waits = []float64{.001, .01, .05, .1, .2, .5, 1, 2, 5, 10, 20, 50, 100, 300, 1000, 3600}
 
 func newMeters(s *Scheduler) (*meters, error) {
 	b := &builder{meter: s.telemetry.Meters.Meter(telemetry.Scope)}
@@ -74,7 +74,7 @@ func (m *meters) decided(ctx context.Context, d rpc.Decided) {
 }
 
 func (m *meters) reported(o api.Outcome) {
-	m.reports.Add(context.Background(), 1, metric.WithAttributes(attribute.String(telemetry.AttrOutcome, outcomeName(o))))
+	m.reports.Add(context.Background(), 1, metric.WithAttributes(attribute.String(telemetry.LabelOutcome, outcomeName(o))))
 }
 
 // outcomeName is the word for it in metrics, spans and logs.
@@ -83,19 +83,19 @@ func outcomeName(o api.Outcome) string {
 }
 
 func (b *builder) observeFleet(s *Scheduler) {
-	b.gauge(telemetry.SchedulerMembers, "{member}", "Members by trust in their picture.", func(see see) {
+	b.gauge(telemetry.SchedulerMembers, "{member}", "Members by trust in their cache state.", func(see see) {
 		counts := [...]int64{fleet.Unknown: 0, fleet.Approximate: 0, fleet.Syncing: 0, fleet.Exact: 0}
 		view, now := s.fleet.View(), time.Now()
 		for _, m := range view.Members {
 			counts[view.Believe(m, now).Trust]++
 		}
 		for t, n := range counts {
-			see(n, telemetry.AttrTrust, strings.ToLower(fleet.Trust(t).String()))
+			see(n, telemetry.LabelTrust, strings.ToLower(fleet.Trust(t).String()))
 		}
 	})
 	b.gauge(telemetry.SchedulerAddresses, "{member}", "Members with something wrong with their address.", func(see see) {
 		for kind, n := range s.addresses.count() {
-			see(n, telemetry.AttrEvent, kind)
+			see(n, telemetry.LabelEvent, kind)
 		}
 	})
 	b.gauge(telemetry.SchedulerLearned, "{member}", "Members whose speed is their own.", func(see see) {
@@ -116,9 +116,9 @@ func (b *builder) observeFleet(s *Scheduler) {
 			return
 		}
 		slices.Sort(speeds)
-		see(int64(speeds[0]), telemetry.AttrStat, "least")
-		see(int64(speeds[len(speeds)/2]), telemetry.AttrStat, "median")
-		see(int64(speeds[len(speeds)-1]), telemetry.AttrStat, "most")
+		see(int64(speeds[0]), telemetry.LabelStat, "min")
+		see(int64(speeds[len(speeds)/2]), telemetry.LabelStat, "median")
+		see(int64(speeds[len(speeds)-1]), telemetry.LabelStat, "max")
 	})
 	b.gauge(telemetry.SchedulerOpenDecisions, "{decision}", "Decisions that can still be reported.", func(see see) {
 		see(int64(s.fleet.Stats().Decisions), "", "")
@@ -127,12 +127,12 @@ func (b *builder) observeFleet(s *Scheduler) {
 	b.flag(telemetry.SchedulerConnected, "1 while members can be heard over NATS.", s.hears)
 	b.events(telemetry.SchedulerFleetEvents, "What became of decisions and members.", func(see see) {
 		st := s.fleet.Stats()
-		see(int64(st.Decided), telemetry.AttrEvent, "decided")
-		see(int64(st.Expired), telemetry.AttrEvent, "expired")
-		see(int64(st.Evicted), telemetry.AttrEvent, "evicted")
-		see(int64(st.Refused), telemetry.AttrEvent, "refused_member")
-		see(int64(st.Failures), telemetry.AttrEvent, "failure")
-		see(int64(st.Paused), telemetry.AttrEvent, "left_out")
+		see(int64(st.Decided), telemetry.LabelEvent, "decided")
+		see(int64(st.Expired), telemetry.LabelEvent, "expired")
+		see(int64(st.Evicted), telemetry.LabelEvent, "evicted")
+		see(int64(st.Refused), telemetry.LabelEvent, "refused_member")
+		see(int64(st.Failures), telemetry.LabelEvent, "failure")
+		see(int64(st.Paused), telemetry.LabelEvent, "left_out")
 	})
 	// Members come and go, and take what was reported of them along: the sums
 	// are those of the members that are there.
@@ -158,44 +158,44 @@ func (b *builder) observeFleet(s *Scheduler) {
 }
 
 func (b *builder) observePicker(s *Scheduler) {
-	b.gauge(telemetry.SchedulerConfirm, "ms", "How long after its first token is due a prompt that was just sent is believed to be cached without an event.", func(see see) {
-		see(s.picker.Stats().Confirm.Milliseconds(), "", "")
+	b.seconds(telemetry.SchedulerConfirm, "How long after its first token is due a prompt that was just sent is believed to be cached without an event.", func() float64 {
+		return s.picker.Stats().Confirm.Seconds()
 	})
-	b.gauge(telemetry.SchedulerSentBlocks, "{block}", "Blocks that members without an exact picture are believed to hold, as they were sent there.", func(see see) {
+	b.gauge(telemetry.SchedulerSentBlocks, "{block}", "Blocks that members without an exact cache state are believed to hold, as they were sent there.", func(see see) {
 		see(int64(s.picker.Stats().Sent.Blocks), "", "")
 	})
-	b.events(telemetry.SchedulerSentEvents, "What was noted of prompts sent to members without an exact picture, or for policies that go by it.", func(see see) {
+	b.events(telemetry.SchedulerSentEvents, "What was noted of prompts sent to members without an exact cache state, or for policies that go by it.", func(see see) {
 		st := s.picker.Stats().Sent
-		see(int64(st.Added), telemetry.AttrEvent, "added")
-		see(int64(st.Evicted), telemetry.AttrEvent, "evicted")
-		see(int64(st.Resets), telemetry.AttrEvent, "reset")
-		see(int64(st.Moved), telemetry.AttrEvent, "moved")
-		see(int64(st.Copied), telemetry.AttrEvent, "copied")
+		see(int64(st.Added), telemetry.LabelEvent, "added")
+		see(int64(st.Evicted), telemetry.LabelEvent, "evicted")
+		see(int64(st.Resets), telemetry.LabelEvent, "reset")
+		see(int64(st.Moved), telemetry.LabelEvent, "moved")
+		see(int64(st.Copied), telemetry.LabelEvent, "copied")
 	})
 	b.tokens(telemetry.SchedulerHitTokens, "Prefixes found cached, of requests that were picked.", func(see see) {
 		l := s.picker.Stats().Ladder
-		see(int64(l.Prompt), telemetry.AttrRung, "prompt")
-		see(int64(l.Ideal), telemetry.AttrRung, "ideal")
-		see(int64(l.Feasible), telemetry.AttrRung, "feasible")
-		see(int64(l.Routed), telemetry.AttrRung, "routed")
+		see(int64(l.Prompt), telemetry.LabelStage, "prompt")
+		see(int64(l.Ideal), telemetry.LabelStage, "ideal")
+		see(int64(l.Feasible), telemetry.LabelStage, "feasible")
+		see(int64(l.Routed), telemetry.LabelStage, "routed")
 	})
 	b.tokens(telemetry.SchedulerDelivered, "Cached tokens of requests that were reported.", func(see see) {
 		d := s.fleet.Stats().Delivered
-		see(int64(d.Prompt), telemetry.AttrRung, "prompt")
-		see(int64(d.Predicted), telemetry.AttrRung, "predicted")
-		see(int64(d.Cached), telemetry.AttrRung, "delivered")
+		see(int64(d.Prompt), telemetry.LabelStage, "prompt")
+		see(int64(d.Predicted), telemetry.LabelStage, "predicted")
+		see(int64(d.Cached), telemetry.LabelStage, "delivered")
 	})
 	b.tokens(telemetry.SchedulerLostTokens, "Cached tokens that a request did not get.", func(see see) {
 		l := s.picker.Stats().Ladder
-		see(int64(l.Ideal-l.Feasible), telemetry.AttrWhere, "unavailable")
-		see(int64(l.Feasible-l.Routed), telemetry.AttrWhere, "diversion")
-		see(int64(s.fleet.Stats().Delivered.Missing), telemetry.AttrWhere, "index")
+		see(int64(l.Unavailable), telemetry.LabelStage, "unavailable")
+		see(int64(l.Diverted), telemetry.LabelStage, "diversion")
+		see(int64(s.fleet.Stats().Delivered.Missing), telemetry.LabelStage, "index")
 	})
 	broken := b.observable(telemetry.SchedulerStickyBroken, "{request}", "Requests that left their session's last member.")
 	b.register(func(o metric.Observer) {
 		for reason, n := range s.picker.Stats().Left {
 			if left := policy.Left(reason); left != policy.Stayed {
-				o.ObserveInt64(broken, int64(n), metric.WithAttributes(attribute.String(telemetry.AttrReason, left.String())))
+				o.ObserveInt64(broken, int64(n), metric.WithAttributes(attribute.String(telemetry.LabelReason, left.String())))
 			}
 		}
 	}, broken)
@@ -213,8 +213,8 @@ func (b *builder) observeIndex(s *Scheduler) {
 	})
 	b.events(telemetry.SchedulerIndexEvents, "What the index did not take.", func(see see) {
 		st := s.index.Stats()
-		see(st.Shed, telemetry.AttrEvent, "shed")
-		see(st.Refused, telemetry.AttrEvent, "refused")
+		see(st.Shed, telemetry.LabelEvent, "shed")
+		see(st.Refused, telemetry.LabelEvent, "refused")
 	})
 }
 
@@ -246,7 +246,7 @@ func (b *builder) observeIngest(s *Scheduler) {
 			{"malformed", st.Malformed}, {"wrong_version", st.WrongVersion}, {"wrong_member", st.WrongMember},
 			{"refused_member", st.RefusedMembers}, {"verdict", st.Verdicts}, {"dropped", st.Dropped},
 		} {
-			see(int64(e.count), telemetry.AttrEvent, e.name)
+			see(int64(e.count), telemetry.LabelEvent, e.name)
 		}
 	})
 }
@@ -270,7 +270,7 @@ func (b *builder) observeReplicas(s *Scheduler) {
 			{"sent", st.Sent}, {"heard", st.Heard}, {"charge", st.Charges}, {"end", st.Ends}, {"unknown", st.Unknown},
 			{"stale", st.Stale}, {"lost", st.Lost}, {"malformed", st.Malformed}, {"unsendable", st.Unsendable}, {"dropped", st.Dropped},
 		} {
-			see(int64(e.count), telemetry.AttrEvent, e.name)
+			see(int64(e.count), telemetry.LabelEvent, e.name)
 		}
 	})
 }
@@ -278,21 +278,21 @@ func (b *builder) observeReplicas(s *Scheduler) {
 func (b *builder) observeIntake(s *Scheduler) {
 	b.events(telemetry.SchedulerIntakePrompts, "Prompts by what the caller sent.", func(see see) {
 		st := s.intake.Stats()
-		see(int64(st.Tokens), telemetry.AttrSource, "tokens")
-		see(int64(st.TokenBytes), telemetry.AttrSource, "token_bytes")
-		see(int64(st.Keys), telemetry.AttrSource, "keys")
-		see(int64(st.Texts), telemetry.AttrSource, "text")
-		see(int64(st.Chats), telemetry.AttrSource, "chat")
-		see(int64(st.Bodies), telemetry.AttrSource, "openai_body")
-		see(int64(st.None), telemetry.AttrSource, "none")
+		see(int64(st.Tokens), telemetry.LabelSource, "tokens")
+		see(int64(st.TokenBytes), telemetry.LabelSource, "token_bytes")
+		see(int64(st.Keys), telemetry.LabelSource, "keys")
+		see(int64(st.Texts), telemetry.LabelSource, "text")
+		see(int64(st.Chats), telemetry.LabelSource, "chat")
+		see(int64(st.Bodies), telemetry.LabelSource, "openai_body")
+		see(int64(st.None), telemetry.LabelSource, "none")
 	})
 	b.events(telemetry.SchedulerIntakeEvents, "What became of prompts that came as text.", func(see see) {
 		st := s.intake.Stats()
-		see(int64(st.Hits), telemetry.AttrEvent, "hit")
-		see(int64(st.Misses), telemetry.AttrEvent, "miss")
-		see(int64(st.Shared), telemetry.AttrEvent, "shared")
-		see(int64(st.Evicted), telemetry.AttrEvent, "evicted")
-		see(int64(st.Unresolved), telemetry.AttrEvent, "unresolved")
+		see(int64(st.Hits), telemetry.LabelEvent, "hit")
+		see(int64(st.Misses), telemetry.LabelEvent, "miss")
+		see(int64(st.Shared), telemetry.LabelEvent, "shared")
+		see(int64(st.Evicted), telemetry.LabelEvent, "evicted")
+		see(int64(st.Unresolved), telemetry.LabelEvent, "unresolved")
 	})
 	b.gauge(telemetry.SchedulerIntakeCacheBytes, "By", "Memory for prompts that were turned into tokens.", func(see see) {
 		see(s.intake.Stats().CacheBytes, "", "")
@@ -301,7 +301,7 @@ func (b *builder) observeIntake(s *Scheduler) {
 	b.register(func(o metric.Observer) {
 		for _, c := range s.intake.Stats().Calls {
 			o.ObserveInt64(calls, int64(c.Count), metric.WithAttributes(
-				attribute.String(telemetry.AttrEndpoint, c.Endpoint), attribute.String(telemetry.AttrOutcome, c.Outcome)))
+				attribute.String(telemetry.LabelEndpoint, c.Endpoint), attribute.String(telemetry.LabelOutcome, c.Outcome)))
 		}
 	}, calls)
 }
@@ -311,8 +311,8 @@ func (b *builder) observeRPC(s *Scheduler) {
 		see(s.rpc.Stats().Watchers, "", "")
 	})
 	b.events(telemetry.SchedulerRefused, "What was refused because there was too much of it.", func(see see) {
-		see(int64(s.rpc.Stats().Refused), telemetry.AttrEvent, "call")
-		see(int64(s.refused.Load()), telemetry.AttrEvent, "connection")
+		see(int64(s.rpc.Stats().Refused), telemetry.LabelEvent, "call")
+		see(int64(s.refused.Load()), telemetry.LabelEvent, "connection")
 	})
 	b.events(telemetry.SchedulerPanics, "Calls that ended in a panic.", func(see see) {
 		see(int64(s.rpc.Stats().Panics), "", "")
@@ -328,20 +328,20 @@ func (b *builder) observeQueue(s *Scheduler) {
 	})
 	b.events(telemetry.SchedulerQueueEvents, "What became of requests that had to wait.", func(see see) {
 		st := s.rpc.Stats().Queue
-		see(int64(st.Pushed), telemetry.AttrEvent, "pushed")
-		see(int64(st.Admitted), telemetry.AttrEvent, "admitted")
-		see(int64(st.Failed), telemetry.AttrEvent, "failed")
-		see(int64(st.Cancelled), telemetry.AttrEvent, "cancelled")
-		see(int64(st.Displaced), telemetry.AttrEvent, "displaced")
-		see(int64(st.Refused), telemetry.AttrEvent, "refused")
+		see(int64(st.Pushed), telemetry.LabelEvent, "pushed")
+		see(int64(st.Admitted), telemetry.LabelEvent, "admitted")
+		see(int64(st.Failed), telemetry.LabelEvent, "failed")
+		see(int64(st.Cancelled), telemetry.LabelEvent, "cancelled")
+		see(int64(st.Displaced), telemetry.LabelEvent, "displaced")
+		see(int64(st.Refused), telemetry.LabelEvent, "refused")
 	})
 	b.gauge(telemetry.SchedulerProfiles, "{profile}", "Profiles of members in use.", func(see see) {
 		see(s.profiles.count.Load(), "", "")
 	})
 	b.events(telemetry.SchedulerProfileEvents, "What became of profiles.", func(see see) {
-		see(int64(s.profiles.loads.Load()), telemetry.AttrEvent, "loaded")
-		see(int64(s.profiles.refusals.Load()), telemetry.AttrEvent, "refused")
-		see(int64(s.picker.Stats().Unmeasured), telemetry.AttrEvent, "unmeasured")
+		see(int64(s.profiles.loads.Load()), telemetry.LabelEvent, "loaded")
+		see(int64(s.profiles.refusals.Load()), telemetry.LabelEvent, "refused")
+		see(int64(s.picker.Stats().Unmeasured), telemetry.LabelEvent, "unmeasured")
 	})
 }
 
@@ -402,6 +402,13 @@ func (b *builder) gauge(name, unit, help string, read func(see)) {
 	g, err := b.meter.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(help))
 	b.keep(err)
 	b.register(func(o metric.Observer) { read(seeing(o, g)) }, g)
+}
+
+// seconds is a gauge of a time that read returns.
+func (b *builder) seconds(name, help string, read func() float64) {
+	g, err := b.meter.Float64ObservableGauge(name, metric.WithUnit("s"), metric.WithDescription(help))
+	b.keep(err)
+	b.register(func(o metric.Observer) { o.ObserveFloat64(g, read()) }, g)
 }
 
 // flag is a gauge of 1 and 0.

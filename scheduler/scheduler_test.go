@@ -232,14 +232,14 @@ func TestCompleteSystem(t *testing.T) {
 	}
 	_, page := get(t, s, "/metrics")
 	for _, want := range []string{
-		`kvscout_scheduler_decisions_total{kvscout_fallback="true",kvscout_method="pick",kvscout_policy="least-requests",kvscout_reason="only"} 1`,
-		`kvscout_scheduler_decision_duration_seconds_count{kvscout_method="pick"} 1`,
-		`kvscout_scheduler_members{kvscout_trust="exact"} 1`, `kvscout_scheduler_members{kvscout_trust="syncing"} 0`,
+		`kvscout_scheduler_decisions_total{fallback="true",method="pick",policy="least-requests",reason="only"} 1`,
+		`kvscout_scheduler_decision_duration_seconds_count{method="pick"} 1`,
+		`kvscout_scheduler_members{trust="exact"} 1`, `kvscout_scheduler_members{trust="syncing"} 0`,
 		`kvscout_scheduler_index_blocks 3`, `kvscout_scheduler_ready 1`, `kvscout_scheduler_index_bytes `,
-		`kvscout_scheduler_ingest_events_total{kvscout_event="snapshot"} 1`,
-		`kvscout_scheduler_intake_prompts_total{kvscout_source="none"} 1`,
-		`kvscout_scheduler_reports_total{kvscout_outcome="finished"} 1`,
-		`kvscout_scheduler_shadow_decisions_total{kvscout_policy="default",kvscout_same="true",kvscout_shadow="least-requests"} `,
+		`kvscout_scheduler_ingest_events_total{event="snapshot"} 1`,
+		`kvscout_scheduler_intake_prompts_total{source="none"} 1`,
+		`kvscout_scheduler_reports_total{outcome="finished"} 1`,
+		`kvscout_scheduler_shadow_decisions_total{policy="default",same="true",shadow="least-requests"} `,
 		`kvscout_scheduler_reported_prompt_tokens 7`, `kvscout_scheduler_reported_cached_tokens 3`,
 		`rpc_server_call_duration_seconds_count{rpc_method="kvscout.scheduler.v1.Scheduler/Pick",rpc_response_status_code="OK",rpc_system_name="grpc"} 1`, `kvscout_scheduler_panics_total 0`,
 	} {

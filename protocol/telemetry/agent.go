@@ -1,11 +1,11 @@
 package telemetry
 
-// Attributes of the agent's metrics.
+// Labels of the agent's metrics.
 const (
-	// AttrRank: the data-parallel rank.
-	AttrRank = "kvscout.rank"
-	// AttrLane: gpu, host, disk.
-	AttrLane = "kvscout.lane"
+	// LabelRank: the data-parallel rank.
+	LabelRank = "rank"
+	// LabelLane: gpu, host, disk.
+	LabelLane = "lane"
 )
 
 // Metrics of the agent, all by rank but the probes.

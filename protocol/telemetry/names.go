@@ -12,42 +12,49 @@ const (
 	AttrServiceVersion = "service.version"
 )
 
-// Attributes of metrics. Every one has a bounded set of values.
+// Labels of metrics: their attributes. Every one has a bounded set of values.
 const (
-	// AttrMethod: pick or score.
-	AttrMethod = "kvscout.method"
-	// AttrPolicy: name of the scoring policy that was applied.
-	AttrPolicy = "kvscout.policy"
-	// AttrFallback: true when the answer does not stand on exact prefixes.
-	AttrFallback = "kvscout.fallback"
-	// AttrTrust: exact, syncing, approximate, unknown.
-	AttrTrust = "kvscout.trust"
-	// AttrOutcome of a decision, a call or a message.
-	AttrOutcome = "kvscout.outcome"
-	// AttrEndpoint of an engine that turns text into tokens.
-	AttrEndpoint = "kvscout.endpoint"
-	// AttrSource: the form in which a caller sent a prompt.
-	AttrSource = "kvscout.source"
-	// AttrReason: why the first candidate is first, in one word: cost, near
+	// LabelMethod: pick or score.
+	LabelMethod = "method"
+	// LabelPolicy: name of the scoring policy that was applied.
+	LabelPolicy = "policy"
+	// LabelFallback: true when the answer does not stand on exact prefixes.
+	LabelFallback = "fallback"
+	// LabelTrust: exact, syncing, approximate, unknown.
+	LabelTrust = "trust"
+	// LabelOutcome of a decision, a call or a message.
+	LabelOutcome = "outcome"
+	// LabelEndpoint of an engine that turns text into tokens.
+	LabelEndpoint = "endpoint"
+	// LabelSource: the form in which a caller sent a prompt.
+	LabelSource = "source"
+	// LabelReason: why the first candidate is first, in one word: cost, near
 	// (others were as good), session, only, policy. Of a session that was taken
 	// from its member: gone, full, slow, crowded.
-	AttrReason = "kvscout.reason"
-	// AttrShadow: name of the policy that does not decide. AttrSame: it would
-	// have decided the same. AttrDirection: more or less than what was done.
-	AttrShadow    = "kvscout.shadow"
-	AttrSame      = "kvscout.same"
-	AttrDirection = "kvscout.direction"
-	// AttrStat: least, median, most.
-	AttrStat = "kvscout.stat"
-	// AttrRung of the ladder from prompts to hits; AttrWhere tokens were lost.
-	AttrRung  = "kvscout.rung"
-	AttrWhere = "kvscout.where"
-	// AttrEvent: name of a counted event, for groups of rare counters.
-	AttrEvent = "kvscout.event"
+	LabelReason = "reason"
+	// LabelShadow: name of the policy that does not decide. LabelSame: it would
+	// have decided the same. LabelDirection: more or less than what was done.
+	LabelShadow    = "shadow"
+	LabelSame      = "same"
+	LabelDirection = "direction"
+	// LabelStat: min, median, max.
+	LabelStat = "stat"
+	// LabelStage on the way from prompts to cache hits.
+	LabelStage = "stage"
+	// LabelEvent: name of a counted event, for groups of rare counters.
+	LabelEvent = "event"
 )
 
 // Attributes of spans, without bounds on their values.
 const (
+	// What the labels of the same names say.
+	AttrMethod  = "kvscout.method"
+	AttrPolicy  = "kvscout.policy"
+	AttrReason  = "kvscout.reason"
+	AttrTrust   = "kvscout.trust"
+	AttrOutcome = "kvscout.outcome"
+	AttrShadow  = "kvscout.shadow"
+	AttrSame    = "kvscout.same"
 	// AttrDecision: id of the decision, as named in Report.
 	AttrDecision = "kvscout.decision"
 	// AttrMember: the member that came first.
@@ -110,15 +117,15 @@ const (
 	// SchedulerDecisions counts answers to Pick and Score (method, policy,
 	// reason, fallback).
 	SchedulerDecisions = "kvscout.scheduler.decisions"
-	// SchedulerHitTokens is the ladder from prompts to hits, in tokens of
-	// requests that were picked (rung: prompt; ideal, the longest prefix that any
+	// SchedulerHitTokens are the stages from prompts to hits, in tokens of
+	// requests that were picked (stage: prompt; ideal, the longest prefix that any
 	// member has; feasible, the longest that a candidate has; routed, that of the
-	// member chosen). SchedulerLostTokens are lost on the way (where: unavailable,
+	// member chosen). SchedulerLostTokens are lost on the way (stage: unavailable,
 	// between ideal and feasible; diversion, between feasible and routed; index,
 	// predicted and not delivered, of requests that were reported).
 	SchedulerHitTokens  = "kvscout.scheduler.hit.tokens"
 	SchedulerLostTokens = "kvscout.scheduler.lost.tokens"
-	// SchedulerDelivered are cached tokens of reported requests (rung: prompt,
+	// SchedulerDelivered are cached tokens of reported requests (stage: prompt,
 	// predicted, delivered), since the start.
 	SchedulerDelivered = "kvscout.scheduler.delivered.tokens"
 	// SchedulerStickyBroken counts requests of a session, or of a conversation
@@ -126,7 +133,7 @@ const (
 	SchedulerStickyBroken = "kvscout.scheduler.sticky_broken"
 	// SchedulerShadowDecisions counts decisions that were shown to the policy that
 	// does not decide (policy, shadow, same). SchedulerShadowTime and
-	// SchedulerShadowTokens: predicted ms to the first token, and cached tokens,
+	// SchedulerShadowTokens: predicted time to the first token, and cached tokens,
 	// that following it would have taken more or less (policy, shadow, direction).
 	SchedulerShadowDecisions = "kvscout.scheduler.shadow.decisions"
 	SchedulerShadowTime      = "kvscout.scheduler.shadow.first_token"
@@ -153,8 +160,8 @@ const (
 	// (event: unvouched, shared, loopback).
 	SchedulerAddresses = "kvscout.scheduler.addresses"
 	// SchedulerLearned counts members whose speed was learned from themselves,
-	// SchedulerPrefillSpeed is what members compute in a second (stat: least,
-	// median, most).
+	// SchedulerPrefillSpeed is what members compute in a second (stat: min,
+	// median, max).
 	SchedulerLearned      = "kvscout.scheduler.members.learned"
 	SchedulerPrefillSpeed = "kvscout.scheduler.prefill.speed"
 	// SchedulerReady is 1 when every announced member is exact, or the wait is over.

@@ -29,13 +29,13 @@ func TestPageShowsMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	counter.Add(t.Context(), 3, metric.WithAttributeSet(attribute.NewSet(attribute.String(AttrPolicy, "default"))))
+	counter.Add(t.Context(), 3, metric.WithAttributeSet(attribute.NewSet(attribute.String(LabelPolicy, "default"))))
 
 	rec := httptest.NewRecorder()
 	tel.Handler().ServeHTTP(rec, httptest.NewRequest("GET", "/metrics", nil))
 	page, _ := io.ReadAll(rec.Body)
 	for _, want := range []string{
-		`kvscout_scheduler_decisions_total{kvscout_policy="default"} 3`,
+		`kvscout_scheduler_decisions_total{policy="default"} 3`,
 		`service_name="kvscout-test"`, `service_version="1.2.3"`, "go_goroutine_count",
 	} {
 		if !strings.Contains(string(page), want) {

@@ -304,9 +304,13 @@ func (p *Picker) remember(m *making, r *Request, pol policy.Policy, id fleet.Dec
 	}
 	p.left[m.left(pol)].Add(1)
 	p.ladder.prompt.Add(uint64(r.Prompt.length()))
-	p.ladder.ideal.Add(uint64(max(m.cached.ideal, m.cached.feasible)))
-	p.ladder.feasible.Add(uint64(m.cached.feasible))
-	p.ladder.routed.Add(uint64(m.eligible.list[m.ranking.best].cached()))
+	feasible, routed := m.cached.feasible, m.eligible.list[m.ranking.best].cached()
+	ideal := max(m.cached.ideal, feasible)
+	p.ladder.ideal.Add(uint64(ideal))
+	p.ladder.feasible.Add(uint64(feasible))
+	p.ladder.routed.Add(uint64(routed))
+	p.ladder.unavailable.Add(uint64(ideal - feasible))
+	p.ladder.diverted.Add(uint64(max(feasible-routed, 0)))
 }
 
 // predict notes the blocks of the prompt as predicted where it went, unless all
@@ -336,10 +340,13 @@ type Ladder struct {
 	// Prompt tokens; Ideal, the longest prefixes that any member had; Feasible,
 	// the longest that a candidate had; Routed, those of the members chosen.
 	Prompt, Ideal, Feasible, Routed uint64
+	// Unavailable tokens are lost from Ideal to Feasible, Diverted ones from there
+	// to Routed. They are counted, as a difference of counters may fall.
+	Unavailable, Diverted uint64
 }
 
 // ladder is a Ladder in the making.
-type ladder struct{ prompt, ideal, feasible, routed atomic.Uint64 }
+type ladder struct{ prompt, ideal, feasible, routed, unavailable, diverted atomic.Uint64 }
 
 // left says why the session's last member was left, as the policy says, or for
 // those that go by time.
@@ -380,6 +387,7 @@ func (p *Picker) Stats() Stats {
 	s.Ladder = Ladder{
 		Prompt: p.ladder.prompt.Load(), Ideal: p.ladder.ideal.Load(),
 		Feasible: p.ladder.feasible.Load(), Routed: p.ladder.routed.Load(),
+		Unavailable: p.ladder.unavailable.Load(), Diverted: p.ladder.diverted.Load(),
 	}
 	return s
 }

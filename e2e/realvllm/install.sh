@@ -16,6 +16,8 @@ case $version in
   0.2[1-7].*) torch=2.11.0 vision=0.26.0 date=2026-09-01 ;;
   0.20.*) torch=2.11.0 vision=0.26.0 date=2026-06-15 ;;
   0.16.* | 0.17.*) torch=2.10.0 vision=0.25.0 date=2026-04-15 ;;
+  0.11.*) torch=2.8.0 vision=0.23.0 date=2025-12-20 ;;
+  0.10.2) torch=2.6.0 vision=0.21.0 date=2025-12-20 ;;
   *) echo "install.sh: vLLM $version is not in the table of this script: add its torch version" >&2; exit 2 ;;
 esac
 
@@ -44,6 +46,10 @@ done
 if [ -n "$vision" ]; then
   uv pip install --quiet --python "$home/venv/bin/python" --no-deps "torchvision==$vision"
 fi
+case $version in
+  0.10.* | 0.11.*) "$home/venv/bin/python" "$here/mend.py" "$home"/venv/lib/python3.11/site-packages ;;
+esac
+cp "$here/instant_offload.py" "$home"
 "$home/venv/bin/python" "$here/model.py" "$home/tiny" llama
 "$home/venv/bin/python" "$here/model.py" "$home/hybrid" gemma3
 touch "$home/ready"

@@ -12,6 +12,7 @@ VOCABULARY = 4000
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 64, 2, 2, 1, 32
 
 CHAT = (
+    "{% if tools %}<s>tools\n{{ tools | tojson }}</s>\n{% endif %}"
     "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
 )

@@ -5,6 +5,7 @@ package realvllm
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,8 +17,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -32,9 +33,13 @@ var Adapters = []string{"ad1", "ad2"}
 // Config of an engine.
 type Config struct {
 	Home      string // folder that install.sh made
+	Model     string // folder of the model inside Home; empty: "tiny", full attention
 	BlockSize int    // 0: 32, what the CPU attention wants
 	Blocks    int    // in the pool; 0: 256, so that eviction happens
+	Ranks     int    // data-parallel; 0: 1
 	Lora      bool
+	Offload   bool // to host memory, by a worker that only says that it copied
+	ScaleOut  bool // the render endpoint is on, whatever the release's default
 	NoReplay  bool
 	Ring      int      // batches that can be replayed; 0: the release's own number
 	Args      []string // further arguments
@@ -62,27 +67,30 @@ func New(cfg Config) (*Engine, error) {
 	if cfg.Blocks == 0 {
 		cfg.Blocks = 256
 	}
+	cfg.Model = cmp.Or(cfg.Model, "tiny")
+	cfg.Ranks = max(cfg.Ranks, 1)
 	if _, err := os.Stat(filepath.Join(cfg.Home, "ready")); err != nil {
 		return nil, fmt.Errorf("no vLLM in %q, run install.sh first: %w", cfg.Home, err)
 	}
-	port, claim, err := freePorts()
+	port, claim, err := freePorts(1 + 2*cfg.Ranks)
 	if err != nil {
 		return nil, err
 	}
 	return &Engine{cfg: cfg, port: port, claim: claim}, nil
 }
 
-// freePorts finds three ports in a row: HTTP, events, replay. An engine binds
-// them much later, and on all addresses, so they are below those that systems
-// give away, and a fourth one is held that keeps others of us away.
-func freePorts() (port int, claim net.Listener, err error) {
+// freePorts finds n ports in a row: HTTP, each rank's events, each rank's
+// replay. An engine binds them much later, and on all addresses, so they are
+// below those that systems give away, and the tenth is held, which keeps others
+// of us away.
+func freePorts(n int) (port int, claim net.Listener, err error) {
 search:
 	for range 1000 {
 		port = 20000 + 10*rand.IntN(400)
-		if claim, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port+3)); err != nil {
+		if claim, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port+9)); err != nil {
 			continue
 		}
-		for offset := range 3 {
+		for offset := range n {
 			listener, err := net.Listen("tcp", fmt.Sprintf(":%d", port+offset))
 			if err != nil {
 				claim.Close()
@@ -92,7 +100,7 @@ search:
 		}
 		return port, claim, nil
 	}
-	return 0, nil, errors.New("no three free ports in a row")
+	return 0, nil, fmt.Errorf("no %d free ports in a row", n)
 }
 
 // URL of the engine's HTTP side.
@@ -101,11 +109,14 @@ func (e *Engine) URL() string { return fmt.Sprintf("http://127.0.0.1:%d", e.port
 // Address is URL without the scheme.
 func (e *Engine) Address() string { return fmt.Sprintf("127.0.0.1:%d", e.port) }
 
-// Events is where batches are published.
+// Events is where rank 0 publishes its batches; the others follow.
 func (e *Engine) Events() string { return fmt.Sprintf("127.0.0.1:%d", e.port+1) }
 
-// Replay is where batches are asked for again.
-func (e *Engine) Replay() string { return fmt.Sprintf("127.0.0.1:%d", e.port+2) }
+// Replay is where rank 0 is asked for batches again; the others follow.
+func (e *Engine) Replay() string { return fmt.Sprintf("127.0.0.1:%d", e.port+1+e.cfg.Ranks) }
+
+// Ranks is the number of data-parallel ranks.
+func (e *Engine) Ranks() int { return e.cfg.Ranks }
 
 // BlockSize in tokens.
 func (e *Engine) BlockSize() int { return e.cfg.BlockSize }
@@ -116,7 +127,7 @@ func (e *Engine) command() *exec.Cmd {
 		"endpoint": fmt.Sprintf("tcp://*:%d", e.port+1),
 	}
 	if !e.cfg.NoReplay {
-		events["replay_endpoint"] = fmt.Sprintf("tcp://*:%d", e.port+2)
+		events["replay_endpoint"] = fmt.Sprintf("tcp://*:%d", e.port+1+e.cfg.Ranks)
 	}
 	if e.cfg.Ring > 0 {
 		events["buffer_steps"] = e.cfg.Ring
@@ -125,7 +136,7 @@ func (e *Engine) command() *exec.Cmd {
 	if err != nil {
 		panic(err) // a map of strings and booleans
 	}
-	model := filepath.Join(e.cfg.Home, "tiny")
+	model := filepath.Join(e.cfg.Home, e.cfg.Model)
 	args := []string{
 		"-m", "vllm.entrypoints.openai.api_server",
 		"--model", model, "--load-format", "dummy", "--served-model-name", Model,
@@ -140,13 +151,25 @@ func (e *Engine) command() *exec.Cmd {
 			args = append(args, name+"="+filepath.Join(model, name))
 		}
 	}
+	if e.cfg.Ranks > 1 {
+		args = append(args, "--data-parallel-size", fmt.Sprint(e.cfg.Ranks))
+	}
+	if e.cfg.ScaleOut && !scalesOut.MatchString(e.Release()) {
+		args = append(args, "--enable-scale-out")
+	}
+	if e.cfg.Offload {
+		args = append(args, "--kv-transfer-config", offload)
+	}
 	cmd := exec.Command(filepath.Join(e.cfg.Home, "venv", "bin", "python"), append(args, e.cfg.Args...)...)
 	cmd.Env = append(os.Environ(),
 		"VLLM_CPU_KVCACHE_SPACE=1", "VLLM_SERVER_DEV_MODE=1", "HF_HUB_OFFLINE=1",
 		"VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1", "VLLM_NO_USAGE_STATS=1",
 		"DO_NOT_TRACK=1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
-	if strings.Contains(e.cfg.Home, "0.20.") || strings.Contains(e.cfg.Home, "0.16.") || strings.Contains(e.cfg.Home, "0.17.") {
-		cmd.Env = append(cmd.Env, "VLLM_CPU_OMP_THREADS_BIND=0-1") // they crash on "nobind"
+	if crashesUnbound.MatchString(e.Release()) {
+		cmd.Env = append(cmd.Env, "VLLM_CPU_OMP_THREADS_BIND=0-1")
+	}
+	if e.cfg.Offload {
+		cmd.Env = append(cmd.Env, "PYTHONPATH="+e.cfg.Home)
 	}
 	cmd.Env = append(cmd.Env, e.cfg.Env...)
 	cmd.Stdout, cmd.Stderr = e.cfg.Log, e.cfg.Log
@@ -154,6 +177,30 @@ func (e *Engine) command() *exec.Cmd {
 	// of it outlives this process.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	return cmd
+}
+
+// offload hands blocks to a tier of 256 blocks of the tiny model in host memory,
+// by the spec in instant_offload.py.
+const offload = `{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":` +
+	`{"spec_module_path":"instant_offload","spec_name":"InstantOffloadingSpec","cpu_bytes_to_use":2097152,"self_describing_kv_events":true}}`
+
+// crashesUnbound are the releases that end on VLLM_CPU_OMP_THREADS_BIND=nobind.
+var crashesUnbound = regexp.MustCompile(`^0\.(1\d|20)\.`)
+
+// scalesOut are the releases that render, if they can, without being asked to.
+var scalesOut = regexp.MustCompile(`^0\.[12]\d\.`)
+
+// Release of vLLM: the name of the folder that it was installed into.
+func (e *Engine) Release() string { return filepath.Base(e.cfg.Home) }
+
+// Untold are the endpoints of events and replay that an agent must be given,
+// because the release does not tell them itself; empty since 0.31.
+func (e *Engine) Untold(ctx context.Context) (events, replay string, err error) {
+	status, _, err := e.Do(ctx, http.MethodGet, "/kv_event_sources", nil)
+	if err != nil || status == http.StatusOK {
+		return "", "", err
+	}
+	return "tcp://" + e.Events(), "tcp://" + e.Replay(), nil
 }
 
 // attempts is how often a process is started that ends before it answers: vLLM
@@ -240,6 +287,7 @@ type Request struct {
 	Adapter   string
 	Salt      string
 	Priority  int64 // lower is served first, where the engine goes by it; 0: not sent
+	Rank      int   // that must serve it, of an engine with several
 }
 
 // Usage is what the engine counted, with the ids that it generated where the
@@ -264,6 +312,22 @@ func (e *Engine) Complete(ctx context.Context, r Request) (Usage, error) {
 	if r.Priority != 0 {
 		body["priority"] = r.Priority
 	}
+	var headers []string
+	if e.cfg.Ranks > 1 {
+		headers = []string{"X-data-parallel-rank", fmt.Sprint(r.Rank)}
+	}
+	status, text, err := e.Do(ctx, http.MethodPost, "/v1/completions", body, headers...)
+	if err != nil {
+		return Usage{}, err
+	}
+	if status != http.StatusOK {
+		return Usage{}, fmt.Errorf("/v1/completions: %d: %.300s", status, text)
+	}
+	return ReadUsage(text)
+}
+
+// ReadUsage reads the answer to a completion or a chat completion.
+func ReadUsage(text []byte) (Usage, error) {
 	var answer struct {
 		Choices []struct {
 			TokenIDs []uint32 `json:"token_ids"`
@@ -275,7 +339,7 @@ func (e *Engine) Complete(ctx context.Context, r Request) (Usage, error) {
 			} `json:"prompt_tokens_details"`
 		} `json:"usage"`
 	}
-	if err := e.post(ctx, "/v1/completions", body, &answer); err != nil {
+	if err := json.Unmarshal(text, &answer); err != nil {
 		return Usage{}, err
 	}
 	u := Usage{PromptTokens: answer.Usage.PromptTokens}
@@ -295,32 +359,40 @@ func (e *Engine) Reset(ctx context.Context) error {
 }
 
 func (e *Engine) post(ctx context.Context, path string, body, answer any) error {
-	var raw []byte
-	if body != nil {
-		var err error
-		if raw, err = json.Marshal(body); err != nil {
-			return err
-		}
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, e.URL()+path, bytes.NewReader(raw))
+	status, text, err := e.Do(ctx, http.MethodPost, path, body)
 	if err != nil {
 		return err
 	}
-	request.Header.Set("Content-Type", "application/json")
-	response, err := e.client.Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		return err
-	}
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s: %.300s", path, response.Status, text)
+	if status != http.StatusOK {
+		return fmt.Errorf("%s: %d: %.300s", path, status, text)
 	}
 	if answer == nil {
 		return nil
 	}
 	return json.Unmarshal(text, answer)
+}
+
+// Do asks the engine's HTTP side for anything: body, unless nil, as JSON.
+func (e *Engine) Do(ctx context.Context, method, path string, body any, headers ...string) (status int, answer []byte, err error) {
+	var raw []byte
+	if body != nil {
+		if raw, err = json.Marshal(body); err != nil {
+			return 0, nil, err
+		}
+	}
+	request, err := http.NewRequestWithContext(ctx, method, e.URL()+path, bytes.NewReader(raw))
+	if err != nil {
+		return 0, nil, err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	for i := 0; i+1 < len(headers); i += 2 {
+		request.Header.Set(headers[i], headers[i+1])
+	}
+	response, err := e.client.Do(request)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer response.Body.Close()
+	answer, err = io.ReadAll(response.Body)
+	return response.StatusCode, answer, err
 }

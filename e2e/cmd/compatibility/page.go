@@ -12,6 +12,8 @@ import (
 
 const head = `# Compatibility
 
+For whoever runs vLLM beside kvscout, and asks what is exact with a release, and what to set.
+
 What kvscout promised beside real vLLM engines on CPU, and what they then did, release by release. This page is made by ` + "`make test-vllm-all`" + `
 from the results in [compatibility](compatibility); ` + "`make test-vllm-0.28.0`" + ` runs one release. Every request is sent alone and judged by the engine's own
 ` + "`cached_tokens`" + `: *exact* is equal, *over* more than the engine had, *under* less.

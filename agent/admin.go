@@ -72,7 +72,7 @@ func (a *Agent) Status() Status {
 	s.Address, s.Warning = a.address(), a.unreachable()
 	s.Ready = len(s.Ranks) > 0
 	connected := conn != nil && conn.IsConnected()
-	refused := a.refused.reason(connected, time.Now())
+	refused := a.refused.Reason(connected, time.Now())
 	switch {
 	case refused != "":
 		s.Reason = refused

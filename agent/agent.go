@@ -27,6 +27,7 @@ import (
 	"github.com/kvscout/kvscout/agent/internal/publish"
 	"github.com/kvscout/kvscout/agent/internal/vllm"
 	"github.com/kvscout/kvscout/protocol/admin"
+	"github.com/kvscout/kvscout/protocol/bus"
 	"github.com/kvscout/kvscout/protocol/logging"
 	"github.com/kvscout/kvscout/protocol/settings"
 	"github.com/kvscout/kvscout/protocol/telemetry"
@@ -44,7 +45,7 @@ type Agent struct {
 	engine     *vllm.Engine
 	watch      *watch
 	conn       atomic.Pointer[nats.Conn]
-	refused    *refusals
+	refused    *bus.Refusals
 	admin      atomic.Pointer[net.Addr]
 	audits     audits
 	hungUp     atomic.Uint64 // connections for probes
@@ -128,7 +129,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	}
 	a.watch.retire = a.retire
 	g.Go(func() error { a.watch.run(ctx); return nil })
-	g.Go(func() error { a.refused.watch(ctx, conn); return nil })
+	g.Go(func() error { a.refused.Watch(ctx, conn); return nil })
 	g.Go(func() error { a.watchAddress(ctx, conn); return nil })
 	g.Go(func() error {
 		select {

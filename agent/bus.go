@@ -1,7 +1,7 @@
 package agent
 
 import (
-	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -9,25 +9,18 @@ import (
 	"github.com/kvscout/kvscout/protocol/bus"
 )
 
+// newRefusals is what NATS may refuse an agent.
+func newRefusals(log *slog.Logger, heartbeat time.Duration) *bus.Refusals {
+	return bus.NewRefusals(log,
+		// The member is believed all the same.
+		bus.Right{In: []string{"subscription", ".verdict."}, Lacking: "NATS does not let this agent receive verdicts on its member"},
+		bus.Right{In: []string{"subscription"}, Lacking: "NATS does not let this agent answer snapshot requests", Retried: true},
+		bus.Right{Lacking: "NATS does not let this agent publish for its member", Lives: 3 * heartbeat})
+}
+
 // openBus connects to NATS, now or whenever it is there.
-func openBus(cfg *Config, refused *refusals) (conn *nats.Conn, closed <-chan struct{}, err error) {
-	options, outage, done := bus.Options("kvscout-agent "+cfg.Namespace+"/"+cfg.Pod, bus.Events{
-		Connected:    refused.connected,
-		NotConnected: refused.notConnected,
-		Failed: func(_ *nats.Conn, s *nats.Subscription, err error) {
-			if errors.Is(err, nats.ErrPermissionViolation) {
-				refused.forbidden(err, time.Now())
-				return
-			}
-			subject := ""
-			if s != nil {
-				subject = s.Subject
-			}
-			refused.log.Warn("NATS reports an error", "subject", subject, "error", err, "do", "nothing unless it stays: what is lost is asked for again")
-		},
-		Log: refused.log,
-	})
-	refused.outage = outage
+func openBus(cfg *Config, refused *bus.Refusals) (conn *nats.Conn, closed <-chan struct{}, err error) {
+	options, done := refused.Options("kvscout-agent " + cfg.Namespace + "/" + cfg.Pod)
 	conn, err = bus.Login{
 		Credentials: cfg.NATSCredentials, Seed: cfg.NATSSeed, CA: cfg.NATSTLS.CA, Cert: cfg.NATSTLS.Cert, Key: cfg.NATSTLS.Key,
 	}.Connect(cfg.NATSURL, options...)

@@ -73,9 +73,10 @@ func TestAgentSaysThatItSpeaksForAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	await.True(t, "publishing", refusal(a, `Subscription to "kvscout.v1.blue.snapshot.default.p.0"`))
-	a.refused.mu.Lock()
-	a.refused.subscribeAt = time.Now().Add(-askAgain)
-	a.refused.mu.Unlock()
+	// It is asked for again by a new connection, half a minute later or at once.
+	if err := a.conn.Load().ForceReconnect(); err != nil {
+		t.Fatal(err)
+	}
 	await.True(t, "ready", unrefused(t, a))
 	if s.NumSubscriptions() == 0 {
 		t.Error("the agent cannot be asked")
@@ -129,10 +130,10 @@ func TestAgentAndCertificates(t *testing.T) {
 	}{
 		{"no certificate", url, TLS{CA: ca.CA}, "certificate required"},
 		{"expired certificate", url, files(ca, ca, past), "expired"},
-		{"foreign certificate", url, files(stranger, ca, hour), "NATS is not connected: "},
+		{"foreign certificate", url, files(stranger, ca, hour), "cannot connect to NATS: "},
 		{"unknown server", url, files(ca, stranger, hour), "unknown authority"},
 		{"expired server", expired, files(ca, ca, hour), "expired"},
-		{"plain text", strings.Replace(url, "tls:", "nats:", 1), TLS{}, "NATS is not connected: "},
+		{"plain text", strings.Replace(url, "tls:", "nats:", 1), TLS{}, "cannot connect to NATS: "},
 	} {
 		var log journal.Journal
 		a, stop := runAgent(t, Config{NATSURL: c.url, NATSTLS: c.tls, Engine: eventless(t), Log: log.Logger()})

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"net/http"
+	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
 
@@ -59,8 +60,8 @@ func (s *Scheduler) readiness() (ready bool, why string) {
 	case !ready:
 		why = "waiting for members to become exact"
 	}
-	if r := s.refusals.Load(); r != nil {
-		if refused := r.Reason(); refused != "" {
+	if b := s.bus.Load(); b != nil {
+		if refused := b.Refused.Reason(s.linked(), time.Now()); refused != "" {
 			why += "; " + refused
 		}
 	}

@@ -78,14 +78,14 @@ type Scheduler struct {
 	transport credentials.TransportCredentials
 	age       time.Duration // of connections, by default connectionAge
 
-	started  chan struct{} // closed when addrs is set
-	addrs    Addrs
-	ingest   atomic.Pointer[ingest.Ingest] // nil before the bus is open
-	replica  atomic.Pointer[replica.Replica]
-	refusals atomic.Pointer[bus.Refusals]
-	live     atomic.Pointer[Config] // as last reloaded
-	running  atomic.Bool
-	refused  atomic.Uint64 // connections
+	started chan struct{} // closed when addrs is set
+	addrs   Addrs
+	ingest  atomic.Pointer[ingest.Ingest] // nil before the bus is open
+	replica atomic.Pointer[replica.Replica]
+	bus     atomic.Pointer[bus.Bus]
+	live    atomic.Pointer[Config] // as last reloaded
+	running atomic.Bool
+	refused atomic.Uint64 // connections
 
 	reloading sync.Mutex // held by Reload
 }
@@ -198,8 +198,7 @@ func (s *Scheduler) linked() bool {
 
 // hears tells whether the bus is there and lets members be heard.
 func (s *Scheduler) hears() bool {
-	refused := s.refusals.Load()
-	return s.linked() && !refused.Deaf()
+	return s.linked() && !s.bus.Load().Deaf()
 }
 
 // errNotAllowed says that no engine of a model may be asked.
@@ -265,7 +264,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		return err
 	}
 	defer bus.Close()
-	s.refusals.Store(bus.Refused)
+	s.bus.Store(bus)
 	in, err := ingest.New(ingest.Config{
 		Conn:  bus.Conn,
 		Pool:  s.cfg.Pool,
@@ -274,7 +273,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		Admit: s.admit,
 		Warn:  s.addresses.problem,
 		Wait:  s.cfg.ReadyWait,
-		Deaf:  bus.Refused.Deaf,
+		Deaf:  bus.Deaf,
 		Name:  s.cfg.instance(), Release: s.cfg.Version,
 		Log: s.cfg.Log.With("room", "ingest"),
 	})

@@ -1,6 +1,6 @@
 // Package bus is how agents and schedulers connect to NATS: who they are there,
-// whom they take the server for, and that nothing is kept while it is away.
-// What they do when NATS refuses something is theirs.
+// whom they take the server for, that nothing is kept while it is away, and what
+// they are refused there.
 package bus
 
 import (

@@ -1,6 +1,8 @@
 package mirror
 
 import (
+	"math/rand/v2"
+	"runtime"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -68,5 +70,48 @@ func TestTableClosesHoles(t *testing.T) {
 	}
 	if o.used != 0 {
 		t.Errorf("%d entries left", o.used)
+	}
+}
+
+// BenchmarkTable holds the table against Go's map: finding, and removing and
+// putting back, one of 100,000 numbers; B/entry is what each takes.
+func BenchmarkTable(b *testing.B) {
+	const n = 100_000
+	keys := make([]uint64, n)
+	for i := range keys {
+		keys[i] = rand.Uint64()
+	}
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	o, m := owned{table: newTable(), keys: keys}, make(map[uint64]int32)
+	for i, k := range keys {
+		o.put(k, int32(i+1))
+	}
+	middle := heap()
+	for i, k := range keys {
+		m[k] = int32(i + 1)
+	}
+	table, gomap := float64(middle-before)/n, float64(heap()-middle)/n
+	for _, c := range []struct {
+		name  string
+		bytes float64
+		do    func(i int, key uint64)
+	}{
+		{"find/table", table, func(_ int, k uint64) { o.find(k) }},
+		{"find/map", gomap, func(_ int, k uint64) { _ = m[k] }},
+		{"churn/table", table, func(i int, k uint64) { o.remove(k, int32(i+1)); o.put(k, int32(i+1)) }},
+		{"churn/map", gomap, func(i int, k uint64) { delete(m, k); m[k] = int32(i + 1) }},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			for i := 0; b.Loop(); i = (i + 7919) % n {
+				c.do(i, keys[i])
+			}
+			b.ReportMetric(c.bytes, "B/entry")
+		})
 	}
 }

@@ -4,15 +4,11 @@ package bus
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
 	"strconv"
-	"strings"
-	"sync"
-	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -40,10 +36,16 @@ type Config struct {
 type Bus struct {
 	Conn    *nats.Conn
 	Closed  chan struct{} // closed when the connection is closed for good
-	Refused *Refusals
+	Refused *natsbus.Refusals
 	server  *embedded // nil when the server is somebody else's
-	outage  *natsbus.Outage
 }
+
+// members is the right to hear them, by its number in Refused. Without that to the
+// picks of other schedulers, which comes first, they are heard.
+const members = 1
+
+// Deaf tells that NATS does not let this scheduler hear its members.
+func (b *Bus) Deaf() bool { return b.Refused.Lacks(members, b.Conn.LastError()) }
 
 // Open starts the embedded server unless cfg names another one, and
 // connects. A server of others need not be there yet.
@@ -53,23 +55,13 @@ func Open(cfg Config) (*Bus, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Bus{Refused: &Refusals{log: log, said: make(map[string]struct{}), picks: strconv.Quote(subjects.Picks())}}
-	options, outage, closed := natsbus.Options("kvscout-scheduler", natsbus.Events{
-		Connected:    b.Refused.forget,
-		NotConnected: b.Refused.notConnected,
-		Failed: func(_ *nats.Conn, s *nats.Subscription, err error) {
-			switch {
-			case errors.Is(err, nats.ErrPermissionViolation):
-				b.Refused.forbidden(err, time.Now())
-			case s == nil:
-				b.Refused.report("NATS reports an error", err)
-			default:
-				log.Warn("NATS reports an error", "subject", s.Subject, "error", err, "do", "nothing unless it stays: what is lost is asked for again")
-			}
-		},
-		Log: log,
-	})
-	b.Closed, b.outage = closed, outage
+	const lacking = "NATS denies permissions that a scheduler needs"
+	b := &Bus{Refused: natsbus.NewRefusals(log,
+		natsbus.Right{In: []string{"subscription", strconv.Quote(subjects.Picks())}, Lacking: lacking},
+		natsbus.Right{In: []string{"subscription"}, Lacking: lacking, Retried: true},
+		natsbus.Right{Lacking: lacking})}
+	options, closed := b.Refused.Options("kvscout-scheduler")
+	b.Closed = closed
 	options = append(options, nats.CustomInboxPrefix(subjects.Inbox()))
 	if cfg.URL != "" {
 		b.Conn, err = natsbus.Login{
@@ -98,25 +90,7 @@ func (b *Bus) Follow(ctx context.Context) {
 		b.server.follow(ctx)
 		return
 	}
-	look := time.NewTicker(refusalsEvery)
-	defer look.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-look.C:
-			err := b.Conn.LastError()
-			switch {
-			case b.Conn.IsReconnecting() && err != nil:
-				b.outage.Failed(err)
-				b.Refused.notConnected(err)
-			case b.Conn.IsConnected() && b.Refused.due(time.Now()):
-				if err := b.Conn.ForceReconnect(); err != nil {
-					b.Refused.log.Warn("connect again", "error", err)
-				}
-			}
-		}
-	}
+	b.Refused.Watch(ctx, b.Conn)
 }
 
 // Close ends the connection and then the server, and waits for both.
@@ -149,85 +123,4 @@ func (b *Bus) Origins() func() map[string][]netip.Addr {
 		return nil
 	}
 	return b.server.origins
-}
-
-const (
-	// maxRefusals bounds what is remembered as said.
-	maxRefusals = 64
-	// refusalsEvery is how often the connection is asked why it is not there.
-	refusalsEvery = 500 * time.Millisecond
-	// askAgain is how long a refused subscription waits for other rights: NATS
-	// does not say when it would allow it.
-	askAgain = 30 * time.Second
-)
-
-// Refusals are logged once for a connection each: they come again with every
-// message or attempt.
-type Refusals struct {
-	log *slog.Logger
-
-	mu   sync.Mutex // guards what follows
-	said map[string]struct{}
-	last string // what was refused last, and why; empty: nothing since the last connection
-	// unheard is when a subscription was refused by which members are heard;
-	// zero: none was since the last connection.
-	unheard time.Time
-
-	picks string // subject of other schedulers, as NATS quotes it: without it members are heard
-}
-
-// forbidden takes a violation of the rights that we have at the server.
-func (r *Refusals) forbidden(err error, now time.Time) {
-	if text := err.Error(); strings.Contains(strings.ToLower(text), "subscription") && !strings.Contains(text, r.picks) {
-		r.mu.Lock()
-		r.unheard = now
-		r.mu.Unlock()
-	}
-	r.report("NATS denies permissions that a scheduler needs", err)
-}
-
-// Deaf tells that NATS does not let this scheduler hear its members.
-func (r *Refusals) Deaf() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return !r.unheard.IsZero()
-}
-
-// due tells whether a refused subscription has waited long enough.
-func (r *Refusals) due(now time.Time) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return !r.unheard.IsZero() && now.Sub(r.unheard) >= askAgain
-}
-
-// notConnected takes why an attempt to connect failed.
-func (r *Refusals) notConnected(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.last = "cannot connect to NATS: " + err.Error()
-}
-
-func (r *Refusals) report(what string, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.last = what + ": " + err.Error()
-	if _, known := r.said[err.Error()]; known || len(r.said) >= maxRefusals {
-		return
-	}
-	r.said[err.Error()] = struct{}{}
-	r.log.Error(what, "error", err)
-}
-
-func (r *Refusals) forget() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	clear(r.said)
-	r.last, r.unheard = "", time.Time{}
-}
-
-// Reason says what NATS refused since the last connection; empty: nothing.
-func (r *Refusals) Reason() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.last
 }

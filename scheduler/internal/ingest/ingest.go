@@ -93,6 +93,7 @@ type Ingest struct {
 
 	started   atomic.Bool
 	connected atomic.Pointer[time.Time] // since when; nil: not connected
+	answered  atomic.Pointer[time.Time] // when the server was asked what it answered last
 	ready     atomic.Bool
 
 	subscriptions atomic.Pointer[[]*nats.Subscription]
@@ -176,14 +177,15 @@ func (in *Ingest) subscribe(messages chan *nats.Msg) (end func(), err error) {
 
 // Ready tells whether every member that announced itself has a cache state, or
 // the wait for that is over. Both count from the connection on: without one, and
-// while NATS keeps the members' messages from us, nothing is known of anybody.
+// while NATS keeps the members' messages from us, nothing is known of anybody; that
+// it does so has come when it answers.
 // Once ready, it stays so, also when the connection is lost.
 func (in *Ingest) Ready() bool {
 	if in.ready.Load() {
 		return true
 	}
-	since := in.connected.Load()
-	if since == nil || in.cfg.Deaf != nil && in.cfg.Deaf() {
+	since, answered := in.connected.Load(), in.answered.Load()
+	if since == nil || answered == nil || answered.Before(*since) || in.cfg.Deaf != nil && in.cfg.Deaf() {
 		return false
 	}
 	up := time.Since(*since)
@@ -307,6 +309,7 @@ func (in *Ingest) probe(ctx context.Context) {
 			bounded, cancel := context.WithTimeout(ctx, probeWait)
 			if in.cfg.Conn.FlushWithContext(bounded) == nil {
 				in.cfg.Fleet.Answered(asked)
+				in.answered.Store(&asked)
 			}
 			cancel()
 		}

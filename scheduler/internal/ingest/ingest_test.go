@@ -540,9 +540,7 @@ func TestReady(t *testing.T) {
 		t.Error("ready without a connection")
 	}
 	st.in.connected.Store(&ago)
-	if !st.in.Ready() {
-		t.Error("waits for ever")
-	}
+	await.True(t, "ready without a picture", st.in.Ready)
 	st.in.connected.Store(nil)
 	if !st.in.Ready() {
 		t.Error("not ready any more when the connection is lost")

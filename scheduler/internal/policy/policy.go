@@ -71,6 +71,14 @@ type Load struct {
 	// What the engine's sample shows beyond what we have sent there: requests, how
 	// long those of them take that wait, and the age of the sample in ms.
 	others, othersMS, age float64
+	// What Relax has put into Requests and WaitMS.
+	relaxed, relaxedMS float64
+}
+
+// idle tells whether the member has nothing to do as far as anybody has seen.
+// What Relax believes to have come to it since was seen by nobody.
+func (l *Load) idle() bool {
+	return l.Requests-l.relaxed <= 1e-9 && l.WaitMS-l.relaxedMS <= 1e-9
 }
 
 // Set makes l the load of a member with these reservations after waitMS of
@@ -80,7 +88,7 @@ type Load struct {
 // are not ours are taken for mean ones.
 func (l *Load) Set(m *fleet.Seat, r *fleet.Reserved, waitMS float64, s *learn.Speed, gauges bool, age float64) {
 	l.Tokens, l.WaitMS, l.Last = float64(r.Tokens), waitMS, r.Last
-	l.others, l.othersMS, l.age = 0, 0, max(age, 0)
+	l.others, l.othersMS, l.age, l.relaxed, l.relaxedMS = 0, 0, max(age, 0), 0, 0
 	if !gauges {
 		l.Requests, l.Waiting, l.KVUsage = float64(r.Open), float64(r.Prefills), math.NaN()
 		l.Blocks = openBlocks(m, r, s)
@@ -120,10 +128,12 @@ func Relax(list []Candidate) {
 	for i := range list {
 		c, l := &list[i], &list[i].Load
 		if stays := c.Speed.OutputTokens * c.Speed.StepMS; stays > 0 {
-			l.Requests = max(0, l.Requests-(l.others-others)*l.age/(l.age+stays))
+			l.relaxed = max(-l.Requests, (others-l.others)*l.age/(l.age+stays))
+			l.Requests += l.relaxed
 		}
 		if works := max(l.othersMS, othersMS); works > 0 {
-			l.WaitMS -= (l.othersMS - othersMS) * l.age / (l.age + works)
+			l.relaxedMS = (othersMS - l.othersMS) * l.age / (l.age + works)
+			l.WaitMS += l.relaxedMS
 		}
 	}
 }

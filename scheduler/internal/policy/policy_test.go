@@ -292,6 +292,24 @@ func TestOldSamplesCountLess(t *testing.T) {
 	}
 }
 
+// An engine that was idle when it was last seen has room, whatever others do.
+func TestIdleEnginesHaveRoomBesideBusyOnes(t *testing.T) {
+	list := make([]Candidate, 2)
+	for i, m := range []fleet.Seat{{}, {Running: 50, Waiting: 5}} {
+		list[i].Speed = speed()
+		list[i].Load.Set(&m, &fleet.Reserved{}, 0, list[i].Speed, true, 500)
+	}
+	Relax(list)
+	r := &Round{Candidates: list, Costs: make([]Cost, 2)}
+	Estimate(r)
+	p, _ := Named("default")
+	for i, want := range []bool{true, false} {
+		if got := p.Room(r, i, r.Costs[i].Total, 1e-6); got != want {
+			t.Errorf("candidate %d: room %v, want %v", i, got, want)
+		}
+	}
+}
+
 // Peers' bug 18: whatever comes in, costs and scores can be compared.
 func TestScoresAreNumbers(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

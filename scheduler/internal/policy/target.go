@@ -119,7 +119,7 @@ const full = 1e6
 // fits tells whether the request is within the candidate's capacity. One that
 // is larger than all of it fits where nobody else is.
 func (f *SLO) fits(l *Load) bool {
-	return f.Used+f.Share <= 1+1e-9 || l.Requests <= 0 && l.WaitMS <= 0
+	return f.Used+f.Share <= 1+1e-9 || l.idle()
 }
 
 // Delay adds to scores in ms the time until the request's share becomes free:
@@ -145,7 +145,7 @@ func (p *Policy) Room(r *Round, i int, score, budget float64) bool {
 		return true
 	case p.Pulls && known:
 		return score < full
-	case l.Requests <= 0 && l.WaitMS <= 0:
+	case l.idle():
 		return true
 	case known && !r.Fits[i].fits(l):
 		return false

@@ -388,7 +388,8 @@ func TestSchedulersOfTheReleaseBefore(t *testing.T) {
 			if err := conn.PublishRequest(subjects(t).Snapshot(r.Member), inbox, r.of("snapshot")[0].Data); err != nil {
 				t.Fatal(err)
 			}
-			eyes, mirror, sequence := r.eyes(t), make(follower), uint64(0)
+			eyes, mirror := r.eyes(t), make(follower)
+			var sequence uint64
 			for {
 				m, err := answers.NextMsg(patience)
 				if err != nil {

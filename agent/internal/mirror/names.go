@@ -84,7 +84,7 @@ func (n *names) release(i int32) {
 func (m *Mirror) judgeNames() {
 	on := m.blockSize > 0 && len(m.groups) > 0 && !m.alone()
 	for _, g := range m.groups {
-		on = on && !(g.full() && g.blockSize == m.blockSize)
+		on = on && (!g.full() || g.blockSize != m.blockSize)
 	}
 	if on == m.names.on {
 		return

@@ -22,7 +22,7 @@ import (
 	"github.com/kvscout/kvscout/protocol/pb"
 )
 
-// Cache state is the truth about one rank. It is safe for concurrent use; Drain
+// CacheState is the truth about one rank. It is safe for concurrent use; Drain
 // and Snapshot are never called at the same time.
 type CacheState interface {
 	// Drain appends the changes since the last call and says what they lead

@@ -67,7 +67,7 @@ func (c *Caches) Held() Held {
 	return nil
 }
 
-// Room is the number of tokens that a member can take without pushing anything
+// Spare is the number of tokens that a member can take without pushing anything
 // out; 0 where its capacity is not known.
 func (h Held) Spare(m *fleet.Seat) int {
 	if int(m.ID) >= len(h) {

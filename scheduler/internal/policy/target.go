@@ -46,7 +46,7 @@ func (t Targets) step(first, prompt, output float64) float64 {
 	return max(least, 1e-3)
 }
 
-// Fit is how a request fits on a candidate within its targets.
+// SLO is how a request fits on a candidate within its targets.
 type SLO struct {
 	// Group is the number of the candidate's profile in this round.
 	Group int

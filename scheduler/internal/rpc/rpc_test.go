@@ -2,7 +2,6 @@ package rpc
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"io"
 	"log/slog"
@@ -140,14 +139,6 @@ func join(t *testing.T, f *fleet.Fleet, info fleet.Info) fleet.ID {
 	f.Heard(id, info, &fleet.Load{At: now, Running: 0, Waiting: 0, Totals: fleet.NoTotals()}, now)
 	f.SetPicture(id, fleet.Picture{Trust: fleet.Exact, Epoch: 7, Sequence: 9, Held: [3]uint64{4, 4, 4}})
 	return id
-}
-
-func bytesOf(ids []uint32) []byte {
-	var le []byte
-	for _, id := range ids {
-		le = binary.LittleEndian.AppendUint32(le, id)
-	}
-	return le
 }
 
 func TestEveryFormFindsThePrefix(t *testing.T) {

@@ -279,10 +279,7 @@ func (b *builder) observeIntake(s *Scheduler) {
 	b.events(telemetry.SchedulerIntakePrompts, "Prompts by what the caller sent.", func(see see) {
 		st := s.intake.Stats()
 		see(int64(st.Tokens), telemetry.LabelSource, "tokens")
-		see(int64(st.TokenBytes), telemetry.LabelSource, "token_bytes")
 		see(int64(st.Keys), telemetry.LabelSource, "keys")
-		see(int64(st.Texts), telemetry.LabelSource, "text")
-		see(int64(st.Chats), telemetry.LabelSource, "chat")
 		see(int64(st.Bodies), telemetry.LabelSource, "openai_body")
 		see(int64(st.None), telemetry.LabelSource, "none")
 	})

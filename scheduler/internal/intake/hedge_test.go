@@ -48,7 +48,7 @@ func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f
 func prompted(t *testing.T, i *Intake) time.Duration {
 	t.Helper()
 	start := time.Now()
-	if p, err := i.Text(context.Background(), Request{}, "x"); err != nil || p.Length != 3 {
+	if p, err := i.Body(context.Background(), Request{}, textBody("x")); err != nil || p.Length != 3 {
 		t.Fatalf("%v, %q", err, p.Fallback)
 	}
 	return time.Since(start)
@@ -87,7 +87,7 @@ func TestOneFrozenEngineAloneCostsItsTimeOnce(t *testing.T) {
 		i, _ := played(-1)
 		for n, want := range []time.Duration{3 * time.Second, 400 * time.Millisecond, 400 * time.Millisecond} {
 			start := time.Now()
-			p, err := i.Text(context.Background(), Request{}, "x")
+			p, err := i.Body(context.Background(), Request{}, textBody("x"))
 			if took := time.Since(start); err != nil || !strings.Contains(p.Fallback, "in time") || took > want {
 				t.Errorf("prompt %d: %v, %q after %v", n, err, p.Fallback, took)
 			}
@@ -110,7 +110,7 @@ func TestAllFrozenEnginesCostHalfASecond(t *testing.T) {
 			}
 			for n, most := range []time.Duration{501 * time.Millisecond, 700 * time.Millisecond, 700 * time.Millisecond} {
 				start := time.Now()
-				p, err := i.Text(context.Background(), Request{}, "x")
+				p, err := i.Body(context.Background(), Request{}, textBody("x"))
 				if took := time.Since(start); err != nil || !strings.Contains(p.Fallback, "in time") || took > most {
 					t.Errorf("of %d engines, prompt %d: %v, %q after %v", engines, n, err, p.Fallback, took)
 				}
@@ -133,7 +133,7 @@ func TestAllEnginesMayBecomeSlow(t *testing.T) {
 		}
 		start := time.Now()
 		for {
-			if p, err := i.Text(context.Background(), Request{}, "x"); err == nil && p.Length == 3 {
+			if p, err := i.Body(context.Background(), Request{}, textBody("x")); err == nil && p.Length == 3 {
 				break
 			}
 			if time.Since(start) > 30*time.Second {

@@ -60,9 +60,9 @@ type Intake struct {
 }
 
 type counts struct {
-	tokens, tokenBytes, keys, texts, chats, bodies, none atomic.Uint64
-	shared, unresolved                                   atomic.Uint64
-	calls                                                [endpoints][outcomes]atomic.Uint64
+	tokens, keys, bodies, none atomic.Uint64
+	shared, unresolved         atomic.Uint64
+	calls                      [endpoints][outcomes]atomic.Uint64
 }
 
 // New returns an Intake. Close frees its idle connections.
@@ -106,7 +106,7 @@ type Call struct {
 // Stats are counts since New, and the cache as it is.
 type Stats struct {
 	// Prompts by form.
-	Tokens, TokenBytes, Keys, Texts, Chats, Bodies, None uint64
+	Tokens, Keys, Bodies, None uint64
 	// Hits and Misses of the cache, Shared prompts that waited for an equal
 	// one, Evicted entries, Unresolved prompts that stayed without tokens.
 	Hits, Misses, Shared, Evicted, Unresolved uint64
@@ -119,8 +119,7 @@ type Stats struct {
 func (i *Intake) Stats() Stats {
 	c := &i.counts
 	s := Stats{
-		Tokens: c.tokens.Load(), TokenBytes: c.tokenBytes.Load(), Keys: c.keys.Load(),
-		Texts: c.texts.Load(), Chats: c.chats.Load(), Bodies: c.bodies.Load(), None: c.none.Load(),
+		Tokens: c.tokens.Load(), Keys: c.keys.Load(), Bodies: c.bodies.Load(), None: c.none.Load(),
 		Shared: c.shared.Load(), Unresolved: c.unresolved.Load(),
 	}
 	i.cache.stats(&s)

@@ -58,7 +58,7 @@ func TestRealAnswersOfEachEra(t *testing.T) {
 		asked  []string
 	}{
 		{"0.23 chat", replay("0.23.0"), func(i *Intake) (Prompt, error) {
-			return i.Chat(ctx, Request{Model: "tiny"}, []byte(chatMessages), []byte(`{"max_tokens":8}`))
+			return i.Body(ctx, Request{Model: "tiny"}, []byte(`{"messages":`+chatMessages+`,"max_tokens":8}`))
 		}, chatIDs, "", []string{chat}},
 		{"0.23 chat body with salt", replay("0.23.0"), func(i *Intake) (Prompt, error) {
 			return i.Body(ctx, Request{}, []byte(salted))
@@ -70,16 +70,16 @@ func TestRealAnswersOfEachEra(t *testing.T) {
 			return i.Body(ctx, Request{}, []byte(`{"model":"tiny","prompt":[[5,6,7,8],[1]]}`))
 		}, []uint32{5, 6, 7, 8}, "", nil},
 		{"0.23 text is not recorded for render", replay("0.23.0"), func(i *Intake) (Prompt, error) {
-			return i.Text(ctx, Request{Model: "tiny"}, "import os, sys; print(os.getcwd())")
+			return i.Body(ctx, Request{Model: "tiny"}, textBody("import os, sys; print(os.getcwd())"))
 		}, textIDs, "", []string{completion, "/tokenize"}},
 		{"0.32 text", replay("0.32.0"), func(i *Intake) (Prompt, error) {
-			return i.Text(ctx, Request{Model: "tiny"}, "import os, sys; print(os.getcwd())")
+			return i.Body(ctx, Request{Model: "tiny"}, textBody("import os, sys; print(os.getcwd())"))
 		}, textIDs, "", []string{completion, "/tokenize"}},
 		{"0.15 chat", old, func(i *Intake) (Prompt, error) {
-			return i.Chat(ctx, Request{}, []byte(chatMessages), nil)
+			return i.Body(ctx, Request{}, chatBody(chatMessages))
 		}, []uint32{5, 6, 7}, "s", []string{chat}},
 		{"0.15 text", old, func(i *Intake) (Prompt, error) {
-			return i.Text(ctx, Request{}, "x")
+			return i.Body(ctx, Request{}, textBody("x"))
 		}, []uint32{5, 6}, "", []string{completion}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -133,7 +133,7 @@ func TestMultimodalIsNeverTokenized(t *testing.T) {
 	})
 	i := newIntake(t, Config{}, e)
 	for range 2 {
-		p, err := i.Chat(context.Background(), Request{}, []byte(`[{"role":"user","content":[{"image_url":{"url":"data:x"}}]}]`), nil)
+		p, err := i.Body(context.Background(), Request{}, chatBody(`[{"role":"user","content":[{"image_url":{"url":"data:x"}}]}]`))
 		if err != nil || p.Tokens != nil || !strings.Contains(p.Fallback, "no engine could") {
 			t.Fatalf("%v, %+v", err, p)
 		}
@@ -176,7 +176,7 @@ func TestAnotherEngineIsAskedOnFailure(t *testing.T) {
 	good := newStandIn(t, func(string, []byte) (int, string) { return 200, generate })
 	i := newIntake(t, Config{CacheBytes: -1}, bad, wrong, good)
 	for n := range 6 {
-		p, err := i.Chat(context.Background(), Request{}, []byte(chatMessages), nil)
+		p, err := i.Body(context.Background(), Request{}, chatBody(chatMessages))
 		if err != nil || p.Length != 3 {
 			t.Fatalf("call %d: %v, %q", n, err, p.Fallback)
 		}
@@ -191,7 +191,7 @@ func TestMissingEndpointIsRemembered(t *testing.T) {
 	e := replayed(t, "0.32.0")
 	i := newIntake(t, Config{CacheBytes: -1}, e)
 	for range 3 {
-		if p, err := i.Chat(context.Background(), Request{Model: "tiny"}, []byte(chatMessages), nil); err != nil || p.Fallback != "" {
+		if p, err := i.Body(context.Background(), Request{Model: "tiny"}, chatBody(chatMessages)); err != nil || p.Fallback != "" {
 			t.Fatal(err, p.Fallback)
 		}
 	}
@@ -229,7 +229,7 @@ func TestNoTokensIsAFallback(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			i := newIntake(t, Config{MaxAnswer: 1000}, newStandIn(t, tc.answer))
-			p, err := i.Chat(context.Background(), Request{}, []byte(chatMessages), nil)
+			p, err := i.Body(context.Background(), Request{}, chatBody(chatMessages))
 			if err != nil || p.Tokens != nil || p.Length != 0 {
 				t.Fatalf("%v, %+v", err, p)
 			}
@@ -239,14 +239,14 @@ func TestNoTokensIsAFallback(t *testing.T) {
 		})
 	}
 	t.Run("nobody", func(t *testing.T) {
-		p, err := New(Config{}).Text(context.Background(), Request{}, "x")
+		p, err := New(Config{}).Body(context.Background(), Request{}, textBody("x"))
 		if err != nil || p.Fallback != "no engine of the model is known" {
 			t.Errorf("%v, %q", err, p.Fallback)
 		}
 	})
 	t.Run("address", func(t *testing.T) {
 		i := newIntake(t, Config{Engines: func(string) ([]string, error) { return []string{"", ":no\nhost"}, nil }})
-		p, err := i.Text(context.Background(), Request{}, "x")
+		p, err := i.Body(context.Background(), Request{}, textBody("x"))
 		if err != nil || !strings.Contains(p.Fallback, "not valid") {
 			t.Errorf("%v, %q", err, p.Fallback)
 		}
@@ -267,31 +267,20 @@ func TestBadInput(t *testing.T) {
 		call       func() (Prompt, error)
 	}{
 		{"no ids", "0 tokens", func() (Prompt, error) { return i.Tokens(Request{}, nil) }},
-		{"no bytes", "0 tokens", func() (Prompt, error) { return i.TokenBytes(Request{}, nil) }},
-		{"ragged bytes", "length 7 is not a multiple of 4", func() (Prompt, error) { return i.TokenBytes(Request{}, make([]byte, 7)) }},
 		{"many ids", "5 tokens, the limit is 4", func() (Prompt, error) { return i.Tokens(Request{}, make([]uint32, 5)) }},
-		{"many bytes", "5 tokens, the limit is 4", func() (Prompt, error) { return i.TokenBytes(Request{}, make([]byte, 20)) }},
 		{"no keys", "0 tokens", func() (Prompt, error) { return i.Keys(Request{}, nil, 16, 0) }},
 		{"no block size", "block size is 0", func() (Prompt, error) { return i.Keys(Request{}, []uint64{1}, 0, 3) }},
 		{"zero key", "key 1 is 0", func() (Prompt, error) { return i.Keys(Request{}, []uint64{1, 0}, 2, 0) }},
 		{"keys beyond the prompt", "more than the prompt's 3", func() (Prompt, error) { return i.Keys(Request{}, []uint64{1}, 4, 3) }},
 		{"keys of a huge prompt", "limit is 4", func() (Prompt, error) { return i.Keys(Request{}, []uint64{1}, 2, 1<<63) }},
-		{"empty text", "empty", func() (Prompt, error) { return i.Text(ctx, Request{}, "") }},
 		{"items beside text", "items go with token ids", func() (Prompt, error) {
-			return i.Text(ctx, Request{Items: []blockkey.Item{{ID: "x", Length: 1}}}, "x")
+			return i.Body(ctx, Request{Items: []blockkey.Item{{ID: "x", Length: 1}}}, textBody("x"))
 		}},
 		{"item outside", "item 0", items(blockkey.Item{ID: "x", Offset: 3, Length: 2})},
 		{"item far outside", "item 0", items(blockkey.Item{ID: "x", Offset: 1 << 62, Length: 1 << 62})},
 		{"items out of order", "item 1", items(blockkey.Item{ID: "x", Offset: 2, Length: 1}, blockkey.Item{ID: "y", Offset: 1, Length: 1})},
 		{"item without hash", "no hash", items(blockkey.Item{Length: 1})},
 		{"empty item", "item 0", items(blockkey.Item{ID: "x"})},
-		{"chat is an object", "JSON array", func() (Prompt, error) { return i.Chat(ctx, Request{}, []byte(`{}`), nil) }},
-		{"chat is broken", "JSON array", func() (Prompt, error) { return i.Chat(ctx, Request{}, []byte(`[`), nil) }},
-		{"extra is a list", "JSON object", func() (Prompt, error) { return i.Chat(ctx, Request{}, []byte(`[]`), []byte(`[]`)) }},
-		{"extra is broken", "JSON object", func() (Prompt, error) { return i.Chat(ctx, Request{}, []byte(`[]`), []byte(`{`)) }},
-		{"extra names messages", "name messages", func() (Prompt, error) {
-			return i.Chat(ctx, Request{}, []byte(`[]`), []byte(`{"messages":1}`))
-		}},
 		{"body is broken", "not valid JSON", body(`{"prompt":`)},
 		{"body is a list", "not a JSON object", body(`[]`)},
 		{"body is empty", "not valid JSON", body(``)},
@@ -334,9 +323,6 @@ func TestForms(t *testing.T) {
 	p := must(i.Tokens(Request{Model: "m"}, ids))
 	if d := cmp.Diff(ids, idsOf(p.Tokens)); d != "" || p.Length != 3 || p.Model != "m" {
 		t.Error(d, p)
-	}
-	if q := must(i.TokenBytes(Request{}, p.Tokens)); &q.Tokens[0] != &p.Tokens[0] {
-		t.Error("token bytes were copied")
 	}
 	k := must(i.Keys(Request{}, []uint64{3, 4}, 16, 0))
 	if k.Length != 32 || k.BlockSize != 16 || len(k.Keys) != 2 || k.Keys[1] != 4 {
@@ -386,7 +372,7 @@ func TestCacheIsBounded(t *testing.T) {
 	i := newIntake(t, Config{CacheBytes: 20_000}, e)
 	for n := range 20 {
 		for range 2 {
-			if _, err := i.Text(context.Background(), Request{}, fmt.Sprint(n)); err != nil {
+			if _, err := i.Body(context.Background(), Request{}, textBody(fmt.Sprint(n))); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -418,7 +404,7 @@ func TestEqualPromptsAreAskedOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range callers {
 		wg.Go(func() {
-			if p, err := i.Text(context.Background(), Request{}, "x"); err != nil || p.Length != 3 {
+			if p, err := i.Body(context.Background(), Request{}, textBody("x")); err != nil || p.Length != 3 {
 				t.Error(err, p.Fallback)
 			}
 		})
@@ -439,13 +425,13 @@ func TestCancelledCallerLeavesTheOthers(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if _, err := i.Text(ctx, Request{}, "x"); !errors.Is(err, context.Canceled) {
+		if _, err := i.Body(ctx, Request{}, textBody("x")); !errors.Is(err, context.Canceled) {
 			t.Errorf("the cancelled caller got %v", err)
 		}
 	})
 	await.True(t, "the first is asked", func() bool { return len(e.asked()) == 1 })
 	wg.Go(func() {
-		if p, err := i.Text(context.Background(), Request{}, "x"); err != nil || p.Length != 3 {
+		if p, err := i.Body(context.Background(), Request{}, textBody("x")); err != nil || p.Length != 3 {
 			t.Errorf("the other caller got %v, %q", err, p.Fallback)
 		}
 	})
@@ -465,7 +451,7 @@ func TestSilentEngineCostsNoDecision(t *testing.T) {
 	i := newIntake(t, Config{}, e)
 	ctx, cancel := context.WithTimeout(context.Background(), 400*time.Millisecond)
 	defer cancel()
-	p, err := i.Text(ctx, Request{}, "x")
+	p, err := i.Body(ctx, Request{}, textBody("x"))
 	if err != nil || !strings.Contains(p.Fallback, "in time") || ctx.Err() != nil {
 		t.Errorf("%v, %q, %v", err, p.Fallback, ctx.Err())
 	}
@@ -479,7 +465,7 @@ func TestAPIKeyIsSent(t *testing.T) {
 		got = r.Header.Get("Authorization")
 		inner.ServeHTTP(w, r)
 	})
-	if _, err := newIntake(t, Config{APIKey: "k"}, srv).Text(context.Background(), Request{}, "x"); err != nil || got != "Bearer k" {
+	if _, err := newIntake(t, Config{APIKey: "k"}, srv).Body(context.Background(), Request{}, textBody("x")); err != nil || got != "Bearer k" {
 		t.Error(err, got)
 	}
 }
@@ -509,8 +495,17 @@ func TestBeginningOfAPromptThatIsText(t *testing.T) {
 			t.Errorf("%s: tokens without an engine", name)
 		}
 	}
-	p, err := i.Text(t.Context(), Request{Model: "m"}, long)
+	p, err := i.Body(t.Context(), Request{Model: "m"}, textBody(long))
 	if err != nil || !strings.HasPrefix(p.Beginning, long[:2000]) || len(p.Beginning) > maxBeginning {
 		t.Errorf("text: %v, %d bytes", err, len(p.Beginning))
 	}
 }
+
+// textBody is the body of a completion of text.
+func textBody(text string) []byte {
+	quoted, _ := json.Marshal(text)
+	return []byte(`{"prompt":` + string(quoted) + `}`)
+}
+
+// chatBody is the body of a chat completion.
+func chatBody(messages string) []byte { return []byte(`{"messages":` + messages + `}`) }

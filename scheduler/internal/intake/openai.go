@@ -245,46 +245,6 @@ func (b *body) document(model string) document {
 	return d
 }
 
-// textDocument asks for the tokens of a completion's prompt.
-func textDocument(model, prompt string) document {
-	o := object{}
-	if model != "" {
-		o.add("model", quote(model))
-	}
-	o.add("prompt", quote(prompt))
-	d := document{tokenize: o.close()}
-	// The engine refuses a prompt that leaves no room for the answer.
-	o.add("max_tokens", []byte("1"))
-	d.render = o.close()
-	return d
-}
-
-// chatBody makes a chat completion's body out of its parts.
-func chatBody(messages, extra []byte) ([]byte, error) {
-	if !json.Valid(messages) || first(messages) != '[' {
-		return nil, fmt.Errorf("chat: messages are not a JSON array: %w", ErrInvalid)
-	}
-	o := object{}
-	if len(extra) > 0 {
-		named := ""
-		if !json.Valid(extra) || !members(extra, func(name string, _ span) {
-			if name == "messages" || name == "prompt" {
-				named = name
-			}
-		}) {
-			return nil, fmt.Errorf("chat: the extra fields are not a JSON object: %w", ErrInvalid)
-		}
-		if named != "" {
-			return nil, fmt.Errorf("chat: the extra fields name %s: %w", named, ErrInvalid)
-		}
-	}
-	o.add("messages", messages)
-	if len(extra) == 0 {
-		return o.close(), nil
-	}
-	return o.wrap(extra), nil
-}
-
 // object writes a JSON object.
 type object struct{ raw []byte }
 

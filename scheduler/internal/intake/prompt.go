@@ -56,19 +56,6 @@ func (i *Intake) Tokens(r Request, ids []uint32) (Prompt, error) {
 	return p, nil
 }
 
-// TokenBytes takes token ids as little-endian uint32, and copies nothing.
-func (i *Intake) TokenBytes(r Request, le []byte) (Prompt, error) {
-	i.counts.tokenBytes.Add(1)
-	if len(le)%4 != 0 {
-		return Prompt{}, fmt.Errorf("token bytes: length %d is not a multiple of 4: %w", len(le), ErrInvalid)
-	}
-	p := Prompt{Request: r, Tokens: le, Length: len(le) / 4}
-	if err := i.check(&p); err != nil {
-		return Prompt{}, err
-	}
-	return p, nil
-}
-
 // Keys takes ready block keys. A length of 0 stands for whole blocks.
 func (i *Intake) Keys(r Request, keys []uint64, blockSize uint32, length uint64) (Prompt, error) {
 	i.counts.keys.Add(1)
@@ -105,32 +92,6 @@ func (i *Intake) None(r Request) Prompt {
 	return Prompt{Request: r, Fallback: "no prompt in the request"}
 }
 
-// Text takes the prompt of a completion.
-func (i *Intake) Text(ctx context.Context, r Request, text string) (Prompt, error) {
-	i.counts.texts.Add(1)
-	if text == "" {
-		return Prompt{}, fmt.Errorf("text: the prompt is empty: %w", ErrInvalid)
-	}
-	if err := noItems(r); err != nil {
-		return Prompt{}, err
-	}
-	return i.resolve(ctx, Prompt{Request: r, Beginning: text[:min(len(text), maxBeginning)]}, textDocument(r.Model, text))
-}
-
-// Chat takes the messages of a chat completion, and further fields of its
-// body as a JSON object; extra may be empty.
-func (i *Intake) Chat(ctx context.Context, r Request, messages, extra []byte) (Prompt, error) {
-	i.counts.chats.Add(1)
-	if err := noItems(r); err != nil {
-		return Prompt{}, err
-	}
-	body, err := chatBody(messages, extra)
-	if err != nil {
-		return Prompt{}, err
-	}
-	return i.body(ctx, r, body)
-}
-
 // Body takes a whole body for /v1/completions or /v1/chat/completions. What
 // it says of model and salt counts where the request says nothing.
 func (i *Intake) Body(ctx context.Context, r Request, body []byte) (Prompt, error) {
@@ -138,10 +99,6 @@ func (i *Intake) Body(ctx context.Context, r Request, body []byte) (Prompt, erro
 	if err := noItems(r); err != nil {
 		return Prompt{}, err
 	}
-	return i.body(ctx, r, body)
-}
-
-func (i *Intake) body(ctx context.Context, r Request, body []byte) (Prompt, error) {
 	b, err := parseBody(body)
 	if err != nil {
 		return Prompt{}, err

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -224,6 +225,27 @@ func (p *play) refuses(conn *nats.Conn, member string, say func(), texts ...stri
 	}
 }
 
+// snapshots answers whoever asks for the recorded agent's snapshot, with what came
+// after its cut, and counts them.
+func (r *release) snapshots(t *testing.T, conn *nats.Conn) (asked *atomic.Int64) {
+	t.Helper()
+	asked = new(atomic.Int64)
+	sub, err := conn.Subscribe(subjects(t).Snapshot(r.Member), func(m *nats.Msg) {
+		asked.Add(1)
+		for _, c := range r.of("inbox") {
+			_ = m.Respond(c.Data)
+		}
+		for _, s := range r.of("blocks") { // those before the cut are ignored
+			_ = conn.Publish(s.Subject, s.Data)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = sub.Unsubscribe() })
+	return asked
+}
+
 // TestAgentsOfTheReleaseBefore has this tree's scheduler follow recorded agents:
 // from the beginning, and from a snapshot on.
 func TestAgentsOfTheReleaseBefore(t *testing.T) {
@@ -235,35 +257,24 @@ func TestAgentsOfTheReleaseBefore(t *testing.T) {
 			t.Parallel()
 			p := open(t, stage.Options{})
 			conn := p.bus()
+			asked := r.snapshots(t, conn)
 			for _, s := range r.of("blocks", "load") {
 				if err := conn.Publish(s.Subject, s.Data); err != nil {
 					t.Fatal(err)
 				}
 			}
 			r.truth(p, conn)
+			if n := asked.Load(); n > 0 {
+				t.Logf("a heartbeat came so long before its changes that the scheduler asked for %d snapshots", n)
+			}
 		})
 		t.Run(name+"/snapshot", func(t *testing.T) {
 			t.Parallel()
 			p := open(t, stage.Options{})
 			conn := p.bus()
-			chunks := r.of("inbox")
-			asked := make(chan struct{}, 1<<10)
-			sub, err := conn.Subscribe(subjects(t).Snapshot(r.Member), func(m *nats.Msg) {
-				for _, c := range chunks {
-					_ = m.Respond(c.Data)
-				}
-				// What came after the cut; what came before is ignored.
-				for _, s := range r.of("blocks") {
-					_ = conn.Publish(s.Subject, s.Data)
-				}
-				asked <- struct{}{}
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer func() { _ = sub.Unsubscribe() }()
+			asked := r.snapshots(t, conn)
 			r.truth(p, conn)
-			if len(asked) == 0 && r.Protocol == protocol.Version {
+			if asked.Load() == 0 && r.Protocol == protocol.Version {
 				t.Error("nobody asked for the snapshot")
 			}
 		})

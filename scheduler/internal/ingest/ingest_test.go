@@ -527,8 +527,8 @@ func TestReady(t *testing.T) {
 	if st.in.Ready() {
 		t.Error("does not wait")
 	}
-	ago = time.Now().Add(-st.in.cfg.Wait)
-	st.in.connected.Store(&ago)
+	before := time.Now().Add(-st.in.cfg.Wait)
+	st.in.connected.Store(&before)
 	deaf := true
 	st.in.cfg.Deaf = func() bool { return deaf }
 	if st.in.Ready() {
@@ -539,8 +539,8 @@ func TestReady(t *testing.T) {
 	if st.in.Ready() {
 		t.Error("ready without a connection")
 	}
-	st.in.connected.Store(&ago)
-	await.True(t, "ready without a picture", st.in.Ready)
+	st.in.connected.Store(&before)
+	await.True(t, "ready without a cache state", st.in.Ready)
 	st.in.connected.Store(nil)
 	if !st.in.Ready() {
 		t.Error("not ready any more when the connection is lost")

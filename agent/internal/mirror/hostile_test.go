@@ -244,7 +244,7 @@ func TestWorkStaysLinear(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			b.m.Reset()
-			within(t, 5*time.Second, func() {
+			within(t, 30*time.Second, func() {
 				c.do(b.m)
 				b.m.Drain(nil)
 			})

@@ -179,7 +179,7 @@ func TestAgentAnswersWhoAsks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 1024 {
-		if _, err := answers.NextMsg(5 * time.Second); err != nil {
+		if _, err := answers.NextMsg(await.Patience); err != nil {
 			t.Fatalf("answer %d: %v", i, err)
 		}
 	}

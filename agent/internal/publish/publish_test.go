@@ -2,6 +2,7 @@ package publish
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -300,14 +301,21 @@ func askFor(t testing.TB, conn *nats.Conn) (chunks []*pb.SnapshotChunk, sizes []
 	}
 	defer func() { _ = sub.Unsubscribe() }()
 	data, err := proto.Marshal(&pb.SnapshotRequest{Version: 1, Member: member})
-	if err == nil {
-		err = conn.PublishRequest("kvscout.v1.test.snapshot.ns.uid.0", inbox+".1", data)
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	ask := func() {
+		if err := conn.PublishRequest("kvscout.v1.test.snapshot.ns.uid.0", inbox+".1", data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask()
 	for {
-		m, err := sub.NextMsg(await.Patience)
+		m, err := sub.NextMsg(await.Patience / 2)
+		if errors.Is(err, nats.ErrTimeout) && len(chunks) == 0 {
+			ask() // the first may have come before the agent's subscription
+			m, err = sub.NextMsg(await.Patience)
+		}
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -139,6 +139,32 @@ func TestBlocksThatAreTheirOwnAncestorsStayOut(t *testing.T) {
 	}
 }
 
+// Blocks that are their own ancestors may be there when a group turns out to be
+// such that hashes are recomputed: they must not keep each other alive.
+func TestCirclesEndWhenHashesAreRecomputed(t *testing.T) {
+	for name, stores := range map[string][]Store{
+		"itself": {chain(5, 5)},
+		"child":  {chain(6, 7), chain(7, 6)},
+		"long":   {chain(5, 6, 7, 8), chain(8, 9, 5), chain(9, 10)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, Config{})
+			for _, s := range stores {
+				b.send(in(0, Full, s))
+			}
+			b.send(in(0, State, chain(0, 11)))
+			b.m.Clear(GPU)
+			b.m.Drain(nil)
+			if err := b.m.check(true); err != nil {
+				t.Error(err)
+			}
+			if s := b.m.Stats(); s.Nodes != 0 || s.Contradictions == 0 {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}
+
 // within fails the test when work isn't linear: the limit is far above what
 // linear work takes and far below what quadratic work would. It counts CPU time,
 // because a machine may have others to serve.

@@ -97,12 +97,40 @@ func (m *Mirror) judgeNames() {
 		return
 	}
 	m.names.grow(len(m.nodes))
+	m.breakCircles()
 	for i := int32(1); i < int32(len(m.nodes)); i++ {
 		if m.copied(i) {
 			m.holdPath(m.nodes[i].parent)
 			if !m.nodes[i].has(flagContent) {
 				m.names.unnamed++
 			}
+		}
+	}
+}
+
+// breakCircles takes the content of a block in each circle of blocks that are
+// their own ancestors: none of them has a key, and from here on they would keep
+// each other alive.
+func (m *Mirror) breakCircles() {
+	walk := make([]int32, len(m.nodes)) // by node, the first of the walk that came there
+	for first := int32(1); first < int32(len(m.nodes)); first++ {
+		at := first
+		for at > 0 && walk[at] == 0 && m.nodes[at].has(flagLive) {
+			walk[at] = first
+			at = m.nodes[at].parent
+		}
+		if at <= 0 || walk[at] != first || !m.nodes[at].has(flagLive) {
+			continue
+		}
+		n, parent := &m.nodes[at], m.nodes[at].parent
+		m.stats.Contradictions++
+		m.unclaim(at)
+		m.detach(at)
+		m.reclassify(at, 0)
+		n.flags &^= flagContent | flagRoot | flagWithheld | flagShut
+		m.mark(at)
+		if parent != at {
+			m.exorcise(parent)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -31,11 +32,13 @@ func twins(t *testing.T, engines int) (both [2]*play, list []*engine) {
 	return both, list
 }
 
-// ranked is an answer without what is each scheduler's own: ages.
+// ranked is an answer without what is each scheduler's own: ages, and the order,
+// which goes by speeds that each learned from the samples as it heard them.
 func ranked(r *api.Ranking) (list []string) {
 	for _, c := range r.GetCandidates() {
 		list = append(list, fmt.Sprintf("%s %v %d %v", c.GetMember().GetId(), c.GetCachedTokens(), c.GetUncachedTokens(), c.GetCacheState().GetTrust()))
 	}
+	slices.Sort(list)
 	return list
 }
 

@@ -19,7 +19,7 @@ const (
 	// that the engine took to answer; by maxLag at most.
 	lag        = 100 * time.Millisecond
 	lagAnswers = 10
-	maxLag     = 3 * time.Second
+	maxLag     = time.Second
 	// A difference counts once it has lasted for confirm, in at least
 	// confirmPolls polls in a row.
 	confirm      = 1200 * time.Millisecond

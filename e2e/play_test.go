@@ -136,17 +136,9 @@ func (p *play) pick(r *api.Request) *api.PickResponse {
 // counted reads a metric and adds up the series that have the text in their labels.
 func (p *play) counted(admin, metric, label string) float64 {
 	p.t.Helper()
-	page, err := p.http.Get("http://" + admin + "/metrics")
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	defer page.Body.Close()
-	body, err := io.ReadAll(page.Body)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	_, page := p.get(admin, "/metrics")
 	sum := 0.0
-	for line := range strings.Lines(string(body)) {
+	for line := range strings.Lines(page) {
 		labels, value, ok := strings.Cut(line, "} ")
 		if bare, found := strings.CutPrefix(line, metric+" "); found {
 			labels, value, ok = metric+"{", bare, true

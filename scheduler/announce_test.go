@@ -77,21 +77,7 @@ func announce(t *testing.T, server string, info *pb.MemberInfo) (a *announcer, s
 	if err != nil {
 		t.Fatal(err)
 	}
-	end, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			_ = conn.Publish(subjects.Load(name), beat)
-			select {
-			case <-end:
-				return
-			case <-time.After(20 * time.Millisecond):
-			}
-		}
-	}()
-	stop = sync.OnceFunc(func() { close(end); <-ended })
-	t.Cleanup(stop)
-	return a, stop
+	return a, beats(t, conn, subjects.Load(name), beat, 20*time.Millisecond)
 }
 
 func memberInfo(namespace, pod, address, model string) *pb.MemberInfo {

@@ -2,10 +2,12 @@ package scheduler
 
 import (
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/proto"
 
@@ -159,19 +161,26 @@ func mute(t testing.TB, ns *broker.Broker) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	beats(t, conn, subjects.Load(member), beat, 50*time.Millisecond)
+}
+
+// beats publishes a heartbeat again and again, until it is stopped or the test ends.
+func beats(t testing.TB, conn *nats.Conn, subject string, beat []byte, every time.Duration) (stop func()) {
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
 		for {
-			_ = conn.Publish(subjects.Load(member), beat)
+			_ = conn.Publish(subject, beat)
 			select {
 			case <-quit:
 				return
-			case <-time.After(50 * time.Millisecond):
+			case <-time.After(every):
 			}
 		}
 	}()
-	t.Cleanup(func() { close(quit); <-done })
+	stop = sync.OnceFunc(func() { close(quit); <-done })
+	t.Cleanup(stop)
+	return stop
 }
 
 func TestNotServingFromTheFirstCall(t *testing.T) {

@@ -137,21 +137,9 @@ func agent(t testing.TB, url string, blocks int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	quit, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			conn.Publish(subjects.Load(member), beat)
-			select {
-			case <-quit:
-				return
-			case <-time.After(100 * time.Millisecond):
-			}
-		}
-	}()
+	stop := beats(t, conn, subjects.Load(member), beat, 100*time.Millisecond)
 	t.Cleanup(func() {
-		close(quit)
-		<-done
+		stop()
 		sub.Unsubscribe()
 		closed := make(chan struct{})
 		conn.SetClosedHandler(func(*nats.Conn) { close(closed) })

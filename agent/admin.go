@@ -5,9 +5,8 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/kvscout/kvscout/agent/internal/mirror"
-	"github.com/kvscout/kvscout/agent/internal/publish"
-	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/agent/internal/rank"
+	"github.com/kvscout/kvscout/agent/internal/watch"
 	"github.com/kvscout/kvscout/protocol/settings"
 )
 
@@ -21,34 +20,10 @@ type Status struct {
 	Reason   string `json:"reason,omitempty"` // when it is not ready, or not believed
 	NATS     string `json:"nats"`
 	// Address that the members announce, and why others cannot reach it.
-	Address string       `json:"address"`
-	Warning string       `json:"warning,omitempty"`
-	Engine  engineStatus `json:"engine"`
-	Ranks   []RankStatus `json:"ranks"`
-}
-
-// RankStatus is one member.
-type RankStatus struct {
-	Member    string            `json:"member"`
-	Trust     string            `json:"trust"`
-	Reason    string            `json:"reason,omitempty"` // when trust is not EXACT
-	Epoch     uint64            `json:"epoch"`
-	Connected bool              `json:"connected"`
-	Batches   uint64            `json:"engine_batches"`
-	BlockSize int               `json:"block_size"`
-	Held      [mirror.Lanes]int `json:"held"` // blocks on gpu, host, disk lane
-	// Schedulers that say what they make of it, and whether one believes it.
-	Believed   bool              `json:"believed"`
-	Schedulers []SchedulerStatus `json:"schedulers"`
-	disbelief  string
-}
-
-// SchedulerStatus is what one scheduler makes of a member.
-type SchedulerStatus struct {
-	Scheduler string `json:"scheduler"`
-	Trust     string `json:"trust"`
-	Reason    string `json:"reason,omitempty"`  // when its trust is not EXACT
-	Refused   string `json:"refused,omitempty"` // why nothing that the agent says counts there
+	Address string        `json:"address"`
+	Warning string        `json:"warning,omitempty"`
+	Engine  watch.Status  `json:"engine"`
+	Ranks   []rank.Status `json:"ranks"`
 }
 
 // Status of the agent.
@@ -58,15 +33,13 @@ func (a *Agent) Status() Status {
 	if conn != nil {
 		s.NATS = conn.Status().String()
 	}
-	a.watch.mu.Lock()
-	s.Engine = a.watch.status
-	a.watch.mu.Unlock()
-	doubt := ""
-	for _, r := range a.watch.list() {
-		rs := a.statusOf(r)
+	s.Engine = a.watch.Status()
+	reason := ""
+	for _, r := range a.watch.Ranks() {
+		rs := r.Status()
 		s.Ranks = append(s.Ranks, rs)
-		if !rs.Believed && doubt == "" {
-			doubt = rs.Member + ": " + rs.disbelief
+		if !rs.Believed && reason == "" {
+			reason = rs.Member + ": " + rs.Disbelief
 		}
 	}
 	s.Address, s.Warning = a.address(), a.unreachable()
@@ -80,71 +53,12 @@ func (a *Agent) Status() Status {
 		s.Reason = "NATS is not connected"
 	case !s.Ready:
 		s.Reason = "the engine has not answered yet"
-	case doubt != "":
-		s.Reason = doubt
+	case reason != "":
+		s.Reason = reason
 	default:
 		s.Believed = true
 	}
 	return s
-}
-
-// statusOf a rank, with what schedulers make of it.
-func (a *Agent) statusOf(r *rank) RankStatus {
-	s, trust := r.status()
-	opinions := a.opinions(r)
-	for _, o := range opinions {
-		s.Schedulers = append(s.Schedulers, SchedulerStatus{Scheduler: o.Scheduler, Trust: trustName(o.Trust), Reason: o.Reason, Refused: o.Refused})
-	}
-	s.disbelief = disbelief(trust, s.Reason, opinions)
-	s.Believed = s.disbelief == ""
-	return s
-}
-
-// disbelief says why no scheduler takes a rank at its word; empty: one does.
-func disbelief(own pb.Trust, reason string, opinions []publish.Opinion) string {
-	if own == pb.Trust_TRUST_SYNCING {
-		return reason
-	}
-	why := "no scheduler has sent a verdict on this member"
-	for _, o := range opinions {
-		switch {
-		case o.Refused != "":
-			why = "refused by scheduler " + o.Scheduler + ": " + o.Refused
-		case o.Trust == pb.Trust_TRUST_SYNCING:
-			why = "not yet believed by scheduler " + o.Scheduler + ": " + o.Reason
-		default:
-			return ""
-		}
-	}
-	return why
-}
-
-func (r *rank) status() (RankStatus, pb.Trust) {
-	tail := r.tail.Stats()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	trust, reason := r.trustLocked()
-	s := RankStatus{
-		Member: r.member, Trust: trustName(trust), Reason: reason, Epoch: r.epoch,
-		Connected: tail.Connected, Batches: r.batches, BlockSize: r.blockSizeLocked(),
-	}
-	for l := range s.Held {
-		s.Held[l] = r.mirror.Count(mirror.Lane(l))
-	}
-	return s, trust
-}
-
-// trustName is the word for it in texts and metrics.
-func trustName(t pb.Trust) string {
-	switch t {
-	case pb.Trust_TRUST_EXACT:
-		return "exact"
-	case pb.Trust_TRUST_SYNCING:
-		return "syncing"
-	case pb.Trust_TRUST_APPROXIMATE:
-		return "approximate"
-	}
-	return "unknown"
 }
 
 // handler serves what people, probes and collectors ask for.

@@ -1,12 +1,10 @@
 package agent
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -18,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvscout/kvscout/agent/internal/mirror"
 	"github.com/kvscout/kvscout/agent/internal/vllm"
 	"github.com/kvscout/kvscout/e2e/await"
 	"github.com/kvscout/kvscout/e2e/broker"
@@ -30,9 +29,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // engineStub answers for an engine's HTTP server. Nobody listens for its events.
 type engineStub struct {
 	*httptest.Server
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards pages
 	pages map[string]string
-	asked func(path string, pages map[string]string) // before each answer, if set
 }
 
 func newEngineStub(t *testing.T) *engineStub {
@@ -45,9 +43,6 @@ func newEngineStub(t *testing.T) *engineStub {
 	}}
 	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e.mu.Lock()
-		if e.asked != nil {
-			e.asked(r.URL.Path, e.pages)
-		}
 		page, ok := e.pages[r.URL.Path]
 		e.mu.Unlock()
 		if !ok {
@@ -171,7 +166,8 @@ func TestAgentAnnouncesEveryRank(t *testing.T) {
 
 	status, text := fetch(t, a, "/readyz")
 	var s Status
-	if err := json.Unmarshal([]byte(text), &s); err != nil || status != http.StatusOK || !s.Ready || s.Believed || s.Reason == "" || len(s.Ranks) != 2 {
+	if err := json.Unmarshal([]byte(text), &s); err != nil || status != http.StatusOK || !s.Ready || s.Believed || s.Reason == "" || len(s.Ranks) != 2 ||
+		len(s.Ranks[0].Facts) == 0 || s.Ranks[0].Facts[0].Source == "" {
 		t.Errorf("%d %s, %v", status, text, err)
 	}
 	if status, text := fetch(t, a, "/config"); status != http.StatusOK || !strings.Contains(text, "pod: "+a.cfg.Pod+"\n") || !strings.Contains(text, "probe: 1s\n") {
@@ -183,7 +179,7 @@ func TestAgentAnnouncesEveryRank(t *testing.T) {
 	_, page := fetch(t, a, "/metrics")
 	for _, want := range []string{
 		`kvscout_agent_trust{rank="1",trust="syncing"} 1`, `kvscout_agent_blocks{lane="gpu",rank="0"} 0`,
-		`kvscout_agent_tail_events_total{event="gap",rank="0"} 0`, `kvscout_agent_probes_total{outcome="ok"}`,
+		`kvscout_agent_event_gaps_total{rank="0"} 0`, `kvscout_agent_engine_polls_total{outcome="ok"}`,
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("/metrics lacks %s in\n%s", want, page)
@@ -239,13 +235,12 @@ func TestReloadedAdapterIsPurged(t *testing.T) {
 	e := newEngineStub(t)
 	url := broker.New(t, nil).URL()
 	a, _ := runAgent(t, Config{NATSURL: url, Engine: e.URL})
-	await.True(t, "rank", func() bool { return len(a.watch.list()) == 1 })
-	r := a.watch.list()[0]
+	await.True(t, "rank", func() bool { return len(a.watch.Ranks()) == 1 })
+	r := a.watch.Ranks()[0]
 	store := func(first uint64) {
-		b := chain(2)
-		b.Events[0].Store.Adapter, b.Events[0].Store.Hashes = "sql", []uint64{first, first + 1}
-		b.Events[0].Store.Tokens = make([]uint32, 32)
-		b.Events[0].Store.BlockSize = 16
+		b := vllm.Batch{Events: []vllm.Event{{Kind: vllm.Stored, Store: mirror.Store{
+			Adapter: "sql", Hashes: []uint64{first, first + 1}, Tokens: make([]uint32, 32), BlockSize: 16, Physical: true,
+		}}}}
 		r.Apply(vllm.Mark{Sequence: 0}, b)
 		await.True(t, "blocks", func() bool { return a.Status().Ranks[0].Held[0] == 2 })
 	}
@@ -260,56 +255,4 @@ func TestReloadedAdapterIsPurged(t *testing.T) {
 	epoch := a.Status().Ranks[0].Epoch
 	e.set("/v1/models", `{"data":[{"id":"qwen","root":"/q"}]}`)
 	await.True(t, "new epoch", func() bool { return a.Status().Ranks[0].Epoch > epoch })
-}
-
-func TestSourceOfARank(t *testing.T) {
-	learned := map[int]vllm.Source{0: {Endpoint: "tcp://h:40000", Replay: "tcp://h:40100"}, 1: {Endpoint: "tcp://h:40007"}, 2: {Unusable: "a riddle"}}
-	for _, c := range []struct {
-		name           string
-		cfg            Config
-		rank           int
-		said           bool
-		unread         string
-		events, replay string
-		unusable       bool
-		warned         bool
-	}{
-		{name: "defaults", events: "tcp://h:5557", replay: "tcp://h:5657"},
-		{name: "defaults of a later rank", rank: 2, events: "tcp://h:5559", replay: "tcp://h:5659"},
-		{name: "as the engine reports", rank: 1, said: true, events: "tcp://h:40007"},
-		{name: "as configured", cfg: Config{Events: "tcp://x:7000", Replay: "tcp://x:8000"}, rank: 1, events: "tcp://x:7001", replay: "tcp://x:8001"},
-		{name: "the engine knows better", cfg: Config{Events: "tcp://x:7000", Replay: "tcp://x:8000"}, rank: 0, said: true, events: "tcp://h:40000", replay: "tcp://h:40100", warned: true},
-		{name: "the engine has no such replay", cfg: Config{Events: "tcp://x:40006", Replay: "tcp://x:8000"}, rank: 1, said: true, events: "tcp://x:40007", warned: true},
-		{name: "the same socket under another name", cfg: Config{Events: "tcp://x:40000", Replay: "tcp://x:40100"}, rank: 0, said: true, events: "tcp://x:40000", replay: "tcp://x:40100"},
-		{name: "without replay", cfg: Config{Events: "tcp://x:7000", Replay: NoReplay}, events: "tcp://x:7000"},
-		{name: "without replay, as the engine reports", cfg: Config{Replay: NoReplay}, said: true, events: "tcp://h:40000"},
-		{name: "listening", cfg: Config{Events: "tcp://*:7000", EventsBind: true}, rank: 1, said: true, events: "tcp://*:7001", replay: "tcp://h:7101"},
-		{name: "nothing that could be used", rank: 2, said: true, unusable: true},
-		{name: "nothing that could be used, whatever is configured", cfg: Config{Events: "tcp://x:7000"}, rank: 2, said: true, unusable: true, warned: true},
-		{name: "a rank without events", rank: 3, said: true, unusable: true},
-		{name: "a riddle", said: true, unread: "not JSON", unusable: true},
-		{name: "a riddle, and configured", cfg: Config{Events: "tcp://x:7000"}, said: true, unread: "not JSON", events: "tcp://x:7000", replay: "tcp://h:7100"},
-		{name: "a socket file has no ranks", cfg: Config{Events: "ipc:///x"}, rank: 1, unusable: true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			var log bytes.Buffer
-			c.cfg.NATSURL, c.cfg.Engine, c.cfg.Log = "nats://n:1", "http://h:9000", slog.New(slog.NewTextHandler(&log, nil))
-			a, err := New(c.cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
-			a.watch.said, a.watch.unread = c.said, c.unread
-			if c.said && c.unread == "" {
-				a.watch.sources = learned
-			}
-			s := a.watch.source(c.rank)
-			if s.Endpoint != c.events || s.Replay != c.replay || (s.Unusable != "") != c.unusable {
-				t.Errorf("%+v", s)
-			}
-			again := a.watch.source(c.rank)
-			if n := strings.Count(log.String(), "level=WARN"); again != s || n != map[bool]int{true: 1}[c.warned] {
-				t.Errorf("warned %d times; %+v\n%s", n, again, log.String())
-			}
-		})
-	}
 }

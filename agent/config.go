@@ -13,13 +13,15 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/kvscout/kvscout/agent/internal/rank"
 	"github.com/kvscout/kvscout/agent/internal/vllm"
+	"github.com/kvscout/kvscout/agent/internal/watch"
 	"github.com/kvscout/kvscout/protocol"
 	"github.com/kvscout/kvscout/protocol/settings"
 )
 
 // NoReplay as Config.Replay says that the engine has no replay socket.
-const NoReplay = "none"
+const NoReplay = watch.NoReplay
 
 // Config of an agent. Every zero value stands for the default named; only
 // NATSURL has none.
@@ -82,6 +84,10 @@ type Config struct {
 	// AttentionChunk of a model with chunked-local attention, in tokens; 0: as
 	// the engine tells.
 	AttentionChunk int
+	// Groups are the kinds of the engine's KV-cache groups in its order, such as
+	// "sliding:128,full", for releases whose events name groups and no kinds (0.20
+	// and 0.21); empty: as the events tell.
+	Groups string
 	// HashSeed is the value of PYTHONHASHSEED in the engine's environment; empty:
 	// the engine's default, or a common one. It counts for models no part of which
 	// needs a whole prompt, and for hits inside blocks.
@@ -93,7 +99,7 @@ type Config struct {
 
 	// AdminAddress of /healthz, /readyz, /believed, /metrics and /config; empty: none.
 	AdminAddress string
-	// Heartbeat is the time between two signs of life; 300 ms. Schedulers doubt
+	// Heartbeat is the time between two signs of life; 300 ms. Schedulers suspect
 	// who misses three of them.
 	Heartbeat time.Duration
 	// Probe is the time between two polls of the engine's metrics; 1 s.
@@ -123,9 +129,7 @@ type TLS struct {
 }
 
 const (
-	defaultEngine     = "http://127.0.0.1:8000"
-	defaultEventsPort = "5557"
-	replayOffset      = 100
+	defaultEngine = "http://127.0.0.1:8000"
 	// maxLabels of a member, maxLabel bytes of one.
 	maxLabels, maxLabel = 64, 256
 	// roleLabel says what a member is for.
@@ -266,11 +270,14 @@ func (c Config) Validate() error {
 	if c.Heartbeat < 10*time.Millisecond || c.Heartbeat > time.Minute {
 		bad("heartbeat", "300ms", "%v is not between 10ms and 1m", c.Heartbeat)
 	}
-	if _, known := dropOf(c.Speculative); !known {
+	if !rank.KnowsMethod(c.Speculative) {
 		bad("speculative", "eagle3", "%q is no method that is known: eagle, eagle3, mtp, ngram, draft_model, medusa, suffix or none", c.Speculative)
 	}
 	if c.AttentionChunk < 0 {
 		bad("attention-chunk", "8192", "%d is negative", c.AttentionChunk)
+	}
+	if _, err := rank.ParseGroups(c.Groups); err != nil {
+		bad("groups", "sliding:128,full", "%v", err)
 	}
 	if c.Audit != 0 && (c.Audit < 10*time.Millisecond || c.Audit > 24*time.Hour) {
 		bad("audit", "1m", "%v is neither 0 nor between 10ms and 24h", c.Audit)
@@ -303,3 +310,19 @@ func (c Config) logIdentity(given Config) {
 func (c Config) member(rank int) (string, error) {
 	return protocol.Member{Namespace: c.Namespace, PodUID: c.PodUID, Rank: uint32(rank)}.Name()
 }
+
+// String is the configuration without its secrets.
+func (c Config) String() string {
+	type plain Config // without this method
+	p := plain(c)
+	p.NATSURL, p.Engine = settings.RedactURLs(c.NATSURL), settings.RedactURLs(c.Engine)
+	p.EngineAPIKey = settings.Secret(c.EngineAPIKey)
+	p.Log = nil
+	return fmt.Sprintf("%+v", p)
+}
+
+// GoString is String.
+func (c Config) GoString() string { return c.String() }
+
+// LogValue is String.
+func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }

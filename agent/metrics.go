@@ -1,209 +1,185 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"strconv"
+	"time"
 
-	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvscout/kvscout/agent/internal/mirror"
+	"github.com/kvscout/kvscout/agent/internal/publish"
+	"github.com/kvscout/kvscout/agent/internal/rank"
 	"github.com/kvscout/kvscout/agent/internal/vllm"
 	"github.com/kvscout/kvscout/protocol/pb"
+	"github.com/kvscout/kvscout/protocol/settings"
 	"github.com/kvscout/kvscout/protocol/telemetry"
 )
 
 var laneNames = [mirror.Lanes]string{"gpu", "host", "disk"}
 
-// meter makes the instruments; all are read from the rooms' Stats when somebody
-// asks.
-func (a *Agent) meter(provider metric.MeterProvider) error {
-	m := &meters{meter: provider.Meter(telemetry.Scope)}
-	m.ranks(a, telemetry.AgentTrust, "Trust that the cache state deserves.", false, func(r *rank, see see) {
-		r.mu.Lock()
-		trust, _ := r.trustLocked()
-		r.mu.Unlock()
-		for t := pb.Trust_TRUST_UNKNOWN; t <= pb.Trust_TRUST_EXACT; t++ {
-			see(number(t == trust), telemetry.LabelTrust, trustName(t))
+// rankStats are what is counted of one rank, as of one moment.
+type rankStats struct {
+	status    rank.Status
+	opinions  []publish.Opinion
+	publisher publish.Stats
+	saved     rank.SaverStats
+	saves     bool
+	tail      vllm.TailStats
+	mirror    mirror.Stats
+	held      [mirror.Lanes]int
+	trust     pb.Trust
+	foreign   uint64 // streams of another engine
+}
+
+func statsOf(r *rank.Rank) *rankStats {
+	st := &rankStats{
+		status: r.Status(), opinions: r.Opinions(), publisher: r.Published(), tail: r.Tail(), mirror: r.Mirror(), held: r.Held(), trust: r.Trust(), foreign: r.Foreign(),
+	}
+	st.saved, st.saves = r.Saved()
+	return st
+}
+
+// meter makes the instruments. All but the lag of events are read from the packages'
+// Stats when somebody asks.
+func (a *Agent) meter(provider metric.MeterProvider) (err error) {
+	meter := provider.Meter(telemetry.Scope)
+	a.lags, err = meter.Float64Histogram("kvscout.agent.event.lag", metric.WithUnit("s"), metric.WithExplicitBucketBoundaries(telemetry.LagBuckets...),
+		metric.WithDescription("Time from the engine's stamp on a batch of events until it is applied."))
+	if err != nil {
+		return err
+	}
+	if err := telemetry.Observe(meter, ofAgent, func(yield func(*Agent, ...string)) { yield(a) }); err != nil {
+		return err
+	}
+	return telemetry.Observe(meter, ofRanks, func(yield func(*rankStats, ...string)) {
+		for _, r := range a.watch.Ranks() {
+			yield(statsOf(r), telemetry.LabelRank, strconv.Itoa(r.Number()))
 		}
 	})
-	m.ranks(a, telemetry.AgentBelieved, "A scheduler takes the rank at its word.", false, func(r *rank, see see) {
-		see(number(a.statusOf(r).Believed), "", "")
-	})
-	m.ranks(a, telemetry.AgentSchedulers, "Schedulers by what they make of the rank.", false, func(r *rank, see see) {
-		count := make(map[string]int64)
-		for _, o := range a.opinions(r) {
+}
+
+// lag takes how long batches of a rank take to be applied.
+func (a *Agent) lag(number int) func(time.Duration) {
+	labels := metric.WithAttributeSet(telemetry.Labels(telemetry.LabelRank, strconv.Itoa(number)))
+	return func(d time.Duration) { a.lags.Record(context.Background(), telemetry.Lag(d), labels) }
+}
+
+type counts = map[string]uint64
+
+// ofAgent are the instruments of the whole process.
+var ofAgent = []telemetry.Instrument[*Agent]{
+	telemetry.Gauge("kvscout.agent.build_info", "", "1, by version, commit and Go version of the program.", func(a *Agent, see telemetry.See) {
+		b := settings.Built()
+		see(1, "version", cmp.Or(a.cfg.Version, b.Version), "commit", b.Commit, "goversion", b.Go)
+	}),
+	telemetry.Counter("kvscout.agent.audits", "{audit}", "Audits of the idle engine.", func(a *Agent, see telemetry.See) {
+		n := a.watch.Audits()
+		see.Counts(telemetry.LabelOutcome, counts{"held": n.Held, "missing": n.Missing, "skipped": n.Skipped, "error": n.Failed})
+	}),
+	telemetry.Counter("kvscout.agent.connections.refused", "{connection}", "Connections to the admin address beyond the bound.", func(a *Agent, see telemetry.See) {
+		see(float64(a.hungUp.Load()))
+	}),
+	telemetry.Counter("kvscout.agent.engine.polls", "{poll}", "Polls of the engine's HTTP server.", func(a *Agent, see telemetry.See) {
+		polls := a.watch.Polls()
+		see.Counts(telemetry.LabelOutcome, counts{"ok": polls.All - polls.Failed, "error": polls.Failed})
+	}),
+}
+
+// ofRanks are the instruments of each rank.
+var ofRanks = []telemetry.Instrument[*rankStats]{
+	telemetry.Gauge("kvscout.agent.trust", "", "1 for the trust that the cache state deserves.", func(s *rankStats, see telemetry.See) {
+		for t := pb.Trust_TRUST_UNKNOWN; t <= pb.Trust_TRUST_EXACT; t++ {
+			see.Flag(t == s.trust, telemetry.LabelTrust, rank.TrustName(t))
+		}
+	}),
+	telemetry.Gauge("kvscout.agent.believed", "", "1 while a scheduler believes what the agent says of the rank.", func(s *rankStats, see telemetry.See) { see.Flag(s.status.Believed) }),
+	telemetry.Gauge("kvscout.agent.schedulers", "{scheduler}", "Schedulers by what they make of the rank.", func(s *rankStats, see telemetry.See) {
+		n := counts{"refused": 0}
+		for t := pb.Trust_TRUST_UNKNOWN; t <= pb.Trust_TRUST_EXACT; t++ {
+			n[rank.TrustName(t)] = 0
+		}
+		for _, o := range s.opinions {
+			name := rank.TrustName(o.Trust)
 			if o.Refused != "" {
-				count["refused"]++
-			} else {
-				count[trustName(o.Trust)]++
+				name = "refused"
+			}
+			if _, known := n[name]; known {
+				n[name]++
 			}
 		}
-		for t := pb.Trust_TRUST_UNKNOWN; t <= pb.Trust_TRUST_EXACT; t++ {
-			see(count[trustName(t)], telemetry.LabelTrust, trustName(t))
-		}
-		see(count["refused"], telemetry.LabelTrust, "refused")
-	})
-	m.ranks(a, telemetry.AgentBlocks, "Blocks held.", false, func(r *rank, see see) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
+		see.Counts(telemetry.LabelTrust, n)
+	}),
+	telemetry.Gauge("kvscout.agent.blocks", "{block}", "Blocks held.", func(s *rankStats, see telemetry.See) {
 		for l, name := range laneNames {
-			see(int64(r.mirror.Count(mirror.Lane(l))), telemetry.LabelLane, name)
+			see(float64(s.held[l]), telemetry.LabelLane, name)
 		}
-	})
-	m.ranks(a, telemetry.AgentEngineBatches, "Sequence of the engine's newest batch", false, func(r *rank, see see) {
-		see(int64(r.tail.Stats().Sequence), "", "")
-	})
-	m.ranks(a, telemetry.AgentConnected, "The event stream is connected.", false, func(r *rank, see see) {
-		see(number(r.tail.Stats().Connected), "", "")
-	})
-	m.ranks(a, telemetry.AgentTailEvents, "What happened to the engine's event stream.", true, func(r *rank, see see) {
-		seeTail(r.tail.Stats(), see)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		see(int64(r.stream.found), telemetry.LabelEvent, "foreign")
-	})
-	m.ranks(a, telemetry.AgentSkipped, "What was passed over in events, or withheld.", true, func(r *rank, see see) {
-		seeSkips(r.tail.Stats().Skips, see)
-	})
-	m.ranks(a, telemetry.AgentMirrorNodes, "Blocks that the mirror remembers.", false, func(r *rank, see see) {
-		st := r.mirrorStats()
-		see(int64(st.Nodes), telemetry.LabelEvent, "all")
-		see(int64(st.Waiting), telemetry.LabelEvent, "waiting")
-		see(int64(st.Withheld), telemetry.LabelEvent, "withheld")
-		see(int64(st.Doubtful), telemetry.LabelEvent, "doubtful")
-	})
-	m.ranks(a, telemetry.AgentMirrorEvents, "What happened in the mirror.", true, func(r *rank, see see) {
-		seeMirror(r.mirrorStats(), see)
-	})
-	m.ranks(a, telemetry.AgentPublishEvents, "What went over NATS.", true, func(r *rank, see see) {
-		st := a.publisherStats(r)
-		for name, n := range map[string]uint64{
-			"delta": st.Deltas, "key": st.Keys, "byte": st.Bytes, "dropped": st.Dropped, "heartbeat": st.Heartbeats,
-			"snapshot": st.Snapshots, "chunk": st.Chunks, "refused": st.Refused, "error": st.Errors,
-			"unreadable": st.Unreadable,
-		} {
-			see(int64(n), telemetry.LabelEvent, name)
+	}),
+
+	telemetry.Gauge("kvscout.agent.connected", "", "1 while the engine's event stream is connected.", func(s *rankStats, see telemetry.See) { see.Flag(s.tail.Connected) }),
+	telemetry.Gauge("kvscout.agent.last_event.timestamp", "s", "The engine's stamp on its newest batch of events that was applied, in Unix time; 0: none was.", func(s *rankStats, see telemetry.See) {
+		see(s.tail.EngineSecond)
+	}),
+	telemetry.CounterOf("kvscout.agent.event.batches", "{batch}", "Batches of events applied.", func(s *rankStats) uint64 { return s.tail.Batches }),
+	telemetry.CounterOf("kvscout.agent.event.batches.replayed", "{batch}", "Batches applied that the engine was asked for again.", func(s *rankStats) uint64 { return s.tail.Replayed }),
+	telemetry.CounterOf("kvscout.agent.event.batches.lost", "{batch}", "Batches that are gone for good.", func(s *rankStats) uint64 { return s.tail.LostBatches }),
+	telemetry.CountersOf("kvscout.agent.event.batches.unreadable", "{batch}", "Messages of the stream that cannot be read.", telemetry.LabelReason, func(s *rankStats) counts {
+		return counts{"malformed": s.tail.Malformed, "unknown_shape": s.tail.UnknownShapes, "undecodable": s.tail.Undecodable - s.tail.UnknownShapes}
+	}),
+	telemetry.CounterOf("kvscout.agent.event.gaps", "{gap}", "Holes in the live stream.", func(s *rankStats) uint64 { return s.tail.Gaps }),
+	telemetry.CounterOf("kvscout.agent.event.replays", "{request}", "Requests for batches that were missing.", func(s *rankStats) uint64 { return s.tail.Replays }),
+	telemetry.CounterOf("kvscout.agent.event.connections", "{connection}", "Connections to the event stream that were made.", func(s *rankStats) uint64 { return s.tail.Connections }),
+	telemetry.CounterOf("kvscout.agent.event.connections.closed", "{connection}", "Connections to a listening agent that were closed for others.", func(s *rankStats) uint64 { return s.tail.HungUp }),
+	telemetry.CounterOf("kvscout.agent.event.streams.foreign", "{stream}", "Streams that were found to be another engine's.", func(s *rankStats) uint64 { return s.foreign }),
+	telemetry.CounterOf("kvscout.agent.engine.incarnations", "{incarnation}", "Incarnations of the engine that began.", func(s *rankStats) uint64 { return s.tail.Incarnations }),
+	telemetry.CountersOf("kvscout.agent.events.skipped", "{event}", "Events passed over, or a part of them.", telemetry.LabelReason, func(s *rankStats) counts {
+		k := s.tail.Skips
+		return counts{"unknown_event": k.UnknownEvents, "unknown_field": k.UnknownFields, "unknown_medium": k.UnknownMediums, "shared_storage": k.SharedStorage}
+	}),
+	telemetry.CountersOf("kvscout.agent.blocks.withheld", "{block}", "Blocks that were announced and withheld.", telemetry.LabelReason, func(s *rankStats) counts {
+		return counts{"unknown_extra": s.tail.Skips.UnknownExtras, "nameless_adapter": s.tail.Skips.NamelessLoRA}
+	}),
+
+	telemetry.Gauge("kvscout.agent.mirror.blocks", "{block}", "Blocks that the mirror remembers.", func(s *rankStats, see telemetry.See) { see(float64(s.mirror.Nodes)) }),
+	telemetry.Gauge("kvscout.agent.mirror.blocks.uncertain", "{block}", "Blocks that are held and not published, or not sure to be held.", func(s *rankStats, see telemetry.See) {
+		see.Counts(telemetry.LabelState, counts{"waiting": uint64(s.mirror.Waiting), "withheld": uint64(s.mirror.Withheld), "suspect": uint64(s.mirror.Suspect)})
+	}),
+	telemetry.CountersOf("kvscout.agent.mirror.copies", "{copy}", "Copies of blocks that the engine announced.", telemetry.LabelKind, func(s *rankStats) counts {
+		return counts{"stored": s.mirror.Stored, "removed": s.mirror.Removed}
+	}),
+	telemetry.CountersOf("kvscout.agent.mirror.copies.ignored", "{copy}", "Copies announced of blocks that are not known, or were there already.", telemetry.LabelReason, func(s *rankStats) counts {
+		return counts{"unknown_stored": s.mirror.UnknownStored, "unknown_removed": s.mirror.UnknownRemoved, "repeated": s.mirror.Repeated}
+	}),
+	telemetry.CounterOf("kvscout.agent.mirror.stores.refused", "{event}", "Events of the wrong block size or form.", func(s *rankStats) uint64 { return s.mirror.Refused }),
+	telemetry.CounterOf("kvscout.agent.mirror.blocks.dropped", "{block}", "Blocks not remembered because the bound was reached.", func(s *rankStats) uint64 { return s.mirror.Dropped }),
+	telemetry.CounterOf("kvscout.agent.mirror.contradictions", "{hash}", "Hashes with two contents, contents with two hashes.", func(s *rankStats) uint64 { return s.mirror.Contradictions }),
+
+	telemetry.CountersOf("kvscout.agent.publish.messages", "{message}", "Messages sent to schedulers.", telemetry.LabelKind, func(s *rankStats) counts {
+		return counts{"delta": s.publisher.Deltas, "heartbeat": s.publisher.Heartbeats, "chunk": s.publisher.Chunks}
+	}),
+	telemetry.CounterOf("kvscout.agent.publish.keys", "{key}", "Block keys sent in deltas.", func(s *rankStats) uint64 { return s.publisher.Keys }),
+	telemetry.CounterOf("kvscout.agent.publish.size", "By", "Deltas and heartbeats sent, in bytes.", func(s *rankStats) uint64 { return s.publisher.Bytes }),
+	telemetry.CounterOf("kvscout.agent.publish.deltas.dropped", "{delta}", "Deltas not sent, as NATS was away or refused them.", func(s *rankStats) uint64 { return s.publisher.Dropped }),
+	telemetry.CounterOf("kvscout.agent.publish.errors", "{message}", "Messages that NATS did not take.", func(s *rankStats) uint64 { return s.publisher.Errors }),
+	telemetry.CountersOf("kvscout.agent.publish.snapshots", "{request}", "Requests for snapshots.", telemetry.LabelOutcome, func(s *rankStats) counts {
+		return counts{"answered": s.publisher.Snapshots, "refused": s.publisher.Refused}
+	}),
+	telemetry.CounterOf("kvscout.agent.publish.verdicts.unreadable", "{message}", "Verdicts of schedulers that cannot be read, or of too many schedulers.", func(s *rankStats) uint64 { return s.publisher.Unreadable }),
+
+	telemetry.Counter("kvscout.agent.state.writes", "{file}", "State files written.", func(s *rankStats, see telemetry.See) {
+		if s.saves {
+			see.Counts(telemetry.LabelOutcome, counts{"ok": s.saved.Written, "error": s.saved.Failed})
 		}
-	})
-	m.ranks(a, telemetry.AgentStateEvents, "What happened to the state file.", true, func(r *rank, see see) {
-		if k := a.saverOf(r); k != nil {
-			k.stats.each(func(name string, n uint64) { see(int64(n), telemetry.LabelEvent, name) })
+	}),
+	telemetry.Counter("kvscout.agent.state.loads", "{file}", "State files of an earlier process, by what became of them.", func(s *rankStats, see telemetry.See) {
+		if s.saves {
+			see.Counts(telemetry.LabelOutcome, counts{"refused": s.saved.Refused, "resumed": s.saved.Resumed, "disproved": s.saved.Disproved})
 		}
-	})
-	m.ranks(a, telemetry.AgentStateBytes, "Size of the newest state file.", false, func(r *rank, see see) {
-		if k := a.saverOf(r); k != nil {
-			see(int64(k.stats.bytes.Load()), "", "")
+	}),
+	telemetry.Gauge("kvscout.agent.state.size", "By", "Size of the newest state file.", func(s *rankStats, see telemetry.See) {
+		if s.saves {
+			see(float64(s.saved.Bytes))
 		}
-	})
-	m.observe(telemetry.AgentAudits, "Audits of the idle engine.", true, func(see see) {
-		see(int64(a.audits.held.Load()), telemetry.LabelOutcome, "held")
-		see(int64(a.audits.missing.Load()), telemetry.LabelOutcome, "missing")
-		see(int64(a.audits.skipped.Load()), telemetry.LabelOutcome, "skipped")
-		see(int64(a.audits.failed.Load()), telemetry.LabelOutcome, "error")
-	})
-	m.observe(telemetry.AgentHungUp, "Connections for probes that were hung up on.", true, func(see see) {
-		see(int64(a.hungUp.Load()), telemetry.LabelEvent, "connection")
-	})
-	m.observe(telemetry.AgentProbes, "Looks at the engine's HTTP server.", true, func(see see) {
-		a.watch.mu.Lock()
-		looks, failed := a.watch.polls, a.watch.failed
-		a.watch.mu.Unlock()
-		see(int64(looks-failed), telemetry.LabelOutcome, "ok")
-		see(int64(failed), telemetry.LabelOutcome, "error")
-	})
-	return m.err
-}
-
-func (r *rank) mirrorStats() mirror.Stats {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.mirror.Stats()
-}
-
-func seeTail(st vllm.TailStats, see see) {
-	for name, n := range map[string]uint64{
-		"batch": st.Batches, "replayed": st.Replayed, "connection": st.Connections, "gap": st.Gaps, "lost": st.LostBatches,
-		"replay": st.Replays, "new_life": st.Incarnations, "malformed": st.Malformed, "undecodable": st.Undecodable, "hung_up": st.HungUp,
-	} {
-		see(int64(n), telemetry.LabelEvent, name)
-	}
-}
-
-func seeSkips(st vllm.Skips, see see) {
-	for name, n := range map[string]uint64{
-		"unknown_event": st.UnknownEvents, "unknown_medium": st.UnknownMediums, "shared_storage": st.SharedStorage,
-		"unknown_extra": st.UnknownExtras, "nameless_adapter": st.NamelessLoRA,
-	} {
-		see(int64(n), telemetry.LabelEvent, name)
-	}
-}
-
-func seeMirror(st mirror.Stats, see see) {
-	for name, n := range map[string]uint64{
-		"stored": st.Stored, "removed": st.Removed, "unknown_removed": st.UnknownRemoved, "unknown_stored": st.UnknownStored,
-		"repeated": st.Repeated, "refused": st.Refused, "dropped": st.Dropped, "contradiction": st.Contradictions,
-	} {
-		see(int64(n), telemetry.LabelEvent, name)
-	}
-}
-
-func number(b bool) int64 {
-	if b {
-		return 1
-	}
-	return 0
-}
-
-// see takes one value, with an attribute unless its key is empty.
-type see func(value int64, key, attr string)
-
-// meters makes instruments and keeps the first error.
-type meters struct {
-	meter metric.Meter
-	err   error
-}
-
-// ranks makes an instrument that read fills for each rank.
-func (m *meters) ranks(a *Agent, name, help string, counter bool, read func(*rank, see)) {
-	m.register(name, help, counter, func(o metric.Observer, of metric.Int64Observable) {
-		for _, r := range a.watch.list() {
-			by := attribute.String(telemetry.LabelRank, strconv.Itoa(r.number))
-			read(r, func(value int64, key, attr string) {
-				if key == "" {
-					o.ObserveInt64(of, value, metric.WithAttributes(by))
-					return
-				}
-				o.ObserveInt64(of, value, metric.WithAttributes(by, attribute.String(key, attr)))
-			})
-		}
-	})
-}
-
-// observe makes an instrument that read fills.
-func (m *meters) observe(name, help string, counter bool, read func(see)) {
-	m.register(name, help, counter, func(o metric.Observer, of metric.Int64Observable) {
-		read(func(value int64, key, attr string) {
-			o.ObserveInt64(of, value, metric.WithAttributes(attribute.String(key, attr)))
-		})
-	})
-}
-
-func (m *meters) register(name, help string, counter bool, read func(metric.Observer, metric.Int64Observable)) {
-	if m.err != nil {
-		return
-	}
-	var of metric.Int64Observable
-	if counter {
-		of, m.err = m.meter.Int64ObservableCounter(name, metric.WithDescription(help))
-	} else {
-		of, m.err = m.meter.Int64ObservableGauge(name, metric.WithDescription(help))
-	}
-	if m.err != nil {
-		return
-	}
-	_, m.err = m.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		read(o, of)
-		return nil
-	}, of)
+	}),
 }

@@ -58,7 +58,7 @@ func TestAgentSaysThatItSpeaksForAnother(t *testing.T) {
 		return status == http.StatusServiceUnavailable && strings.Contains(text, "NATS does not let this agent publish for its member")
 	})
 	// Each refusal is logged once, however often it comes.
-	await.True(t, "second heartbeat", func() bool { return a.publisherStats(a.watch.list()[0]).Heartbeats > 5 })
+	await.True(t, "second heartbeat", func() bool { return a.watch.Ranks()[0].Published().Heartbeats > 5 })
 	for _, subject := range []string{"kvscout.v1.blue.load.default.p.0", "kvscout.v1.blue.snapshot.default.p.0"} {
 		if n := strings.Count(log.String(), subject+`\"`); n != 1 {
 			t.Errorf("%s: logged %d times in\n%s", subject, n, log.String())

@@ -20,7 +20,7 @@ import (
 )
 
 // What befalls an agent: it restarts alone, hangs, is slow, loses NATS, is
-// killed. Each time the scheduler's picture must be right again soon after.
+// killed. Each time the scheduler's cache state must be right again soon after.
 
 func TestAgentRestartsAloneAfterTheRingMovedOn(t *testing.T) {
 	t.Parallel()
@@ -32,7 +32,7 @@ func TestAgentRestartsAloneAfterTheRingMovedOn(t *testing.T) {
 	e.complete(list...)
 	e.truth(soon, list...)
 	for round := range uint64(3) {
-		life := p.member(e.id()).GetCacheState().GetEpoch()
+		epoch := p.member(e.id()).GetCacheState().GetEpoch()
 		e.agent.Stop()
 		e.untilMember(e.id(), "leave", func(m *api.MemberState) bool { return m == nil })
 		if round > 0 {
@@ -44,10 +44,10 @@ func TestAgentRestartsAloneAfterTheRingMovedOn(t *testing.T) {
 		e.watchedBy(opt)
 		e.truth(soon, list...)
 		t.Log("exact after", time.Since(start))
-		if now := p.member(e.id()).GetCacheState().GetEpoch(); now <= life {
-			t.Errorf("epoch %d after %d", now, life)
+		if now := p.member(e.id()).GetCacheState().GetEpoch(); now <= epoch {
+			t.Errorf("epoch %d after %d", now, epoch)
 		}
-		if n := p.counted(e.agent.Admin(), "kvscout_agent_state_events_total", `"resumed"`); n != 1 {
+		if n := p.counted(e.agent.Admin(), "kvscout_agent_state_loads_total", `"resumed"`); n != 1 {
 			t.Errorf("resumed %v times", n)
 		}
 	}
@@ -75,7 +75,7 @@ func TestEngineRestartsWhileTheAgentIsDown(t *testing.T) {
 			e.complete(young...)
 			e.watchedBy(opt)
 			t.Log("true after", e.truth(soon, append(old, young...)...))
-			if n := p.counted(e.agent.Admin(), "kvscout_agent_state_events_total", `"disproved"`); n != 1 {
+			if n := p.counted(e.agent.Admin(), "kvscout_agent_state_loads_total", `"disproved"`); n != 1 {
 				t.Errorf("disproved %v times", n)
 			}
 		})
@@ -102,7 +102,7 @@ func TestAgentGoesOnWithoutItsStateFolder(t *testing.T) {
 	}
 	e.watchedBy(opt)
 	e.truth(soon, list...)
-	if n := p.counted(e.agent.Admin(), "kvscout_agent_state_events_total", `"refused"`); n != 1 {
+	if n := p.counted(e.agent.Admin(), "kvscout_agent_state_loads_total", `"refused"`); n != 1 {
 		t.Errorf("refused %v times", n)
 	}
 }
@@ -209,7 +209,7 @@ func TestAgentProgram(t *testing.T) {
 		file := filepath.Join(dir, e.id()+".state")
 		var first os.FileInfo
 		// Two files: the second was begun after all the prompts were known.
-		p.until("the picture is saved", func() bool {
+		p.until("the cache state is saved", func() bool {
 			info, err := os.Stat(file)
 			if err == nil && first == nil {
 				first = info
@@ -245,7 +245,7 @@ func TestAgentProgram(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		list = append(list, stop()...)
 		a.signal(syscall.SIGCONT)
-		w.admits(t, e.truth(soon, some(list)...), unheard+flight)
+		w.admits(t, e.truth(soon, some(list)...), silence+flight)
 	})
 
 	t.Run("slow", func(t *testing.T) {
@@ -265,7 +265,7 @@ func TestAgentProgram(t *testing.T) {
 			a.signal(syscall.SIGCONT)
 			time.Sleep(5 * time.Millisecond)
 		}
-		// Heartbeats come late but they come: it need not doubt.
+		// Heartbeats come late but they come: it need not suspect anything.
 		w.says(t, e.truth(soon, some(append(old, stop()...))...), flight)
 	})
 
@@ -371,7 +371,7 @@ func TestAuditNoticesASilentReset(t *testing.T) {
 	e.act("/reset_prefix_cache", nil)
 	took := e.truth(every+soon, list...)
 	t.Log("true after", took)
-	// The picture is emptied before the audit is counted.
+	// The cache state is emptied before the audit is counted.
 	missing := func() float64 { return p.counted(e.agent.Admin(), "kvscout_agent_audits_total", `"missing"`) }
 	p.until("the audit is counted", func() bool { return missing() > 0 })
 	e.complete(list...)

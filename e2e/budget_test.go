@@ -21,8 +21,8 @@ func TestIndexBeyondItsBudget(t *testing.T) {
 	engines := []*engine{p.engine(cfg).watched("one"), p.engine(cfg).watched("two")}
 	const shared = 200
 	head := random(1, shared)
-	shed := func() float64 { return p.counted(p.Admin, "kvscout_scheduler_index_events_total", `"shed"`) }
-	bytes := func() float64 { return p.counted(p.Admin, "kvscout_scheduler_index_bytes", "") }
+	shed := func() float64 { return p.counted(p.Admin, "kvscout_scheduler_index_entries_shed_total", "") }
+	bytes := func() float64 { return p.counted(p.Admin, "kvscout_scheduler_index_memory_bytes", "") }
 
 	served := make([][]prompt, len(engines))
 	stored := 0
@@ -56,10 +56,10 @@ func TestIndexBeyondItsBudget(t *testing.T) {
 		})
 		kept, held := 0, 0
 		for _, q := range served[i] {
-			got, picture := e.promised(q)
+			got, state := e.promised(q)
 			there := e.held(q)
 			if got < shared || got > there {
-				t.Errorf("engine %d: promised %d, held %d, shared by all %d; %v", i, got, there, shared, picture)
+				t.Errorf("engine %d: promised %d, held %d, shared by all %d; %v", i, got, there, shared, state)
 			}
 			kept, held = kept+got, held+there
 		}

@@ -15,8 +15,8 @@ import (
 var chaosSeed = flag.Uint64("chaos.seed", 0, "seed of TestChaos; 0: those of every day")
 
 // Faults in random order, some at the same time. Whenever all is connected the
-// picture must become one that promises nothing the engine does not hold, and
-// after a new life of the engine it must be the truth.
+// cache state must become one that promises nothing the engine does not hold, and
+// after a new incarnation of the engine it must be the truth.
 func TestChaos(t *testing.T) {
 	seeds := []uint64{1, 2}
 	if *chaosSeed != 0 {
@@ -87,8 +87,8 @@ func TestChaos(t *testing.T) {
 					return m != nil && m.GetCacheState().GetEngineBatches() == e.Events(0).Stats().Next && stage.Settled(m)
 				})
 				for i, q := range asked {
-					if got, picture := e.promised(q); got > e.held(q) || stage.Exact(&api.MemberState{CacheState: picture}) && got != e.held(q) {
-						t.Fatalf("round %d, prompt %d: promised %d, held %d; %v", round, i, got, e.held(q), picture)
+					if got, state := e.promised(q); got > e.held(q) || stage.Exact(&api.MemberState{CacheState: state}) && got != e.held(q) {
+						t.Fatalf("round %d, prompt %d: promised %d, held %d; %v", round, i, got, e.held(q), state)
 					}
 				}
 			}

@@ -11,6 +11,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 var update = flag.Bool("update", false, "write the tables of docs/OPERATIONS.md anew")
@@ -74,18 +78,26 @@ func TestDocsListEveryFlag(t *testing.T) {
 // TestDocsAndAlertsNameRealMetrics holds that every metric is explained, and
 // that no page or rule speaks of one that does not exist.
 func TestDocsAndAlertsNameRealMetrics(t *testing.T) {
-	declared := regexp.MustCompile(`(?m)^\s*(Attr|Span)?\w+\s*=\s*"(kvscout\.[a-z_.]+)"`)
 	var metrics, attributes, spans []string
-	for _, file := range []string{"names.go", "agent.go"} {
-		for _, d := range declared.FindAllStringSubmatch(read(t, "../protocol/telemetry/"+file), -1) {
-			name := strings.ReplaceAll(d[2], ".", "_")
-			switch {
-			case strings.HasPrefix(strings.TrimSpace(d[0]), "Span"):
-				spans = append(spans, d[2])
-			case d[1] != "":
-				attributes = append(attributes, name)
-			default:
-				metrics = append(metrics, name)
+	for _, d := range regexp.MustCompile(`(?m)^\s*(Attr|Span)\w+\s*=\s*"(kvscout\.[a-z_.]+)"`).FindAllStringSubmatch(read(t, "../protocol/telemetry/names.go"), -1) {
+		if d[1] == "Span" {
+			spans = append(spans, d[2])
+		} else {
+			attributes = append(attributes, strings.ReplaceAll(d[2], ".", "_"))
+		}
+	}
+	made := regexp.MustCompile(`"(kvscout\.(?:agent|scheduler)\.[a-z_.]+)"`)
+	for _, pattern := range []string{"../agent/*.go", "../scheduler/*.go", "../scheduler/internal/observe/*.go"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") {
+				continue
+			}
+			for _, m := range made.FindAllStringSubmatch(read(t, file), -1) {
+				metrics = append(metrics, strings.ReplaceAll(m[1], ".", "_"))
 			}
 		}
 	}
@@ -126,6 +138,34 @@ func TestDocsAndAlertsNameRealMetrics(t *testing.T) {
 	}
 }
 
+// TestDocsNameFieldsOfTheFleet holds the section on /fleet against the message
+// that the page shows.
+func TestDocsNameFieldsOfTheFleet(t *testing.T) {
+	_, section, _ := strings.Cut(read(t, operations), "\n## Reading /fleet\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	known := map[string]bool{"members": true, "n": true, "c": true}
+	for _, m := range []proto.Message{&api.MemberState{}, &api.Member{}, &api.CacheState{}, &api.Speed{}} {
+		fields := m.ProtoReflect().Descriptor().Fields()
+		for i := range fields.Len() {
+			known[fields.Get(i).JSONName()] = true
+		}
+	}
+	named := 0
+	for _, code := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(section, -1) {
+		if strings.Contains(code[1], "<") {
+			continue // the form of a name
+		}
+		for _, word := range regexp.MustCompile(`[a-zA-Z]+`).FindAllString(code[1], -1) {
+			if named++; !known[word] {
+				t.Errorf("%s speaks of %s, which /fleet does not show", operations, word)
+			}
+		}
+	}
+	if named < 20 {
+		t.Errorf("only %d names in the section", named)
+	}
+}
+
 // TestDocsNameTestsThatExist holds that what is promised is tested.
 func TestDocsNameTestsThatExist(t *testing.T) {
 	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w+)\(`)
@@ -158,7 +198,7 @@ func TestEveryWarningIsExplained(t *testing.T) {
 	logged := regexp.MustCompile(`(?:\.(?:Warn|Error)\(|logChange\(log, \w+, |(?:report|sayLocked|failedLocked)\(|Log\(ctx, level, )"([^"]+)"`)
 	messages := make(map[string]string)
 	for _, s := range sources(t) {
-		if strings.HasPrefix(s.room, "e2e") || strings.Contains(s.room, "sim") || strings.HasPrefix(s.room, "protocol/pb") {
+		if strings.HasPrefix(s.pkg, "e2e") || strings.Contains(s.pkg, "sim") || strings.HasPrefix(s.pkg, "protocol/pb") {
 			continue
 		}
 		for _, m := range logged.FindAllStringSubmatch(s.text, -1) {

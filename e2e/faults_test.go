@@ -24,8 +24,8 @@ import (
 // way, on a machine that runs other tests too.
 const flight = 500 * time.Millisecond
 
-// unheard is the silence after which a member's picture is in doubt.
-const unheard = 3 * protocol.HeartbeatEvery
+// silence is the silence after which a member's cache state is suspect.
+const silence = 3 * protocol.HeartbeatEvery
 
 // witness asks all the time about prompts on one member, and notes what the
 // answers said of themselves while they promised what was not there.
@@ -93,6 +93,13 @@ func (w *witness) admits(t *testing.T, truth, longest time.Duration) {
 	}
 }
 
+// doubts says whether an answer has admitted a doubt.
+func (w *witness) doubts() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.doubt != ""
+}
+
 // says ends the watch and demands that no answer was wrong and EXACT for longer
 // than that.
 func (w *witness) says(t *testing.T, truth, longest time.Duration) {
@@ -140,7 +147,7 @@ func (e *engine) process(pod string) *exec.Cmd {
 }
 
 // claims waits until nothing is believed that the engine does not hold, and
-// the picture has an owner again.
+// the cache state has an owner again.
 func (e *engine) claims(prompts ...prompt) time.Duration {
 	e.t.Helper()
 	return e.wait(soon, "be free of phantoms", prompts, func(got, want int, p *api.CacheState) bool {
@@ -156,7 +163,9 @@ func TestFaultAEngineKilledReplayOn(t *testing.T) {
 	e.complete(old...)
 	e.truth(soon, old...)
 	w := e.witness(old...)
-	e.restart()
+	e.stop()
+	p.until("doubt is admitted", w.doubts) // an engine that is back at once may leave it unseen
+	e.start()
 	w.engine.Store(e.Engine)
 	w.admits(t, e.truth(soon, old...), flight)
 }
@@ -230,7 +239,7 @@ func TestFaultDAgentAndEngineRestartTogether(t *testing.T) {
 	e.truth(soon, append(old, young...)...)
 	// Nobody can tell a killed agent from a quiet one before heartbeats are missing;
 	// the new one may be there first, and speak of a new life at once.
-	w.says(t, time.Since(start), unheard+flight)
+	w.says(t, time.Since(start), silence+flight)
 }
 
 func TestFaultEReset(t *testing.T) {

@@ -1,5 +1,5 @@
 // Package e2e holds the tests that see kvscout from outside, and the rules of
-// the house that no single room can hold.
+// the house that no single package can hold.
 package e2e
 
 import (
@@ -15,31 +15,36 @@ import (
 
 const module = "github.com/kvscout/kvscout/"
 
-// rooms lists, for each room, the rooms of ours that it may import. What
-// stands under a room's folder and is not listed itself belongs to that room.
-var rooms = map[string][]string{
+// packages lists, for each package, the packages of ours that it may import. What
+// stands under a package's folder and is not listed itself belongs to that package.
+var packages = map[string][]string{
 	"protocol":                        {"protocol/pb", "protocol/blockkey"},
 	"protocol/blockkey":               {},
 	"protocol/pb":                     {},
 	"protocol/kvscout/scheduler/v1":   {},
+	"protocol/client":                 {"protocol/kvscout/scheduler/v1"},
 	"protocol/telemetry":              {},
 	"protocol/settings":               {},
 	"protocol/logging":                {},
 	"protocol/admin":                  {},
 	"protocol/bus":                    {},
 	"agent/internal/zmtp":             {},
-	"agent/internal/vllm":             {"agent/internal/zmtp", "protocol/blockkey"},
+	"agent/internal/vllm":             {"agent/internal/zmtp", "agent/internal/mirror", "protocol/blockkey"},
 	"agent/internal/blockhash":        {},
 	"agent/internal/mirror":           {"agent/internal/blockhash", "protocol/blockkey"},
 	"agent/internal/reconcile":        {},
 	"agent/internal/publish":          {"protocol", "protocol/pb", "protocol/blockkey", "agent/internal/mirror"},
-	"agent":                           {"agent/internal/zmtp", "agent/internal/vllm", "agent/internal/blockhash", "agent/internal/mirror", "agent/internal/publish", "agent/internal/reconcile", "protocol", "protocol/pb", "protocol/blockkey", "protocol/telemetry", "protocol/settings", "protocol/logging", "protocol/admin", "protocol/bus"},
+	"agent/internal/rank":             {"agent/internal/vllm", "agent/internal/mirror", "agent/internal/publish", "agent/internal/reconcile", "protocol/pb", "protocol/blockkey"},
+	"agent/internal/watch":            {"agent/internal/vllm", "agent/internal/rank", "protocol", "protocol/pb"},
+	"agent":                           {"agent/internal/vllm", "agent/internal/mirror", "agent/internal/publish", "agent/internal/rank", "agent/internal/watch", "protocol", "protocol/pb", "protocol/telemetry", "protocol/settings", "protocol/logging", "protocol/admin", "protocol/bus"},
 	"agent/cmd/kvscout-agent":         {"agent", "protocol/settings"},
 	"scheduler/internal/fleet":        {},
 	"scheduler/internal/learn":        {},
 	"scheduler/internal/certs":        {},
-	"scheduler/internal/bus":          {"protocol", "protocol/bus", "scheduler/internal/certs"},
-	"scheduler/internal/profile":      {},
+	"scheduler/internal/textfile":     {},
+	"scheduler/internal/bus":          {"protocol", "protocol/bus", "scheduler/internal/certs", "scheduler/internal/textfile"},
+	"scheduler/internal/membership":   {"protocol", "scheduler/internal/fleet", "scheduler/internal/textfile"},
+	"scheduler/internal/profile":      {"scheduler/internal/textfile"},
 	"scheduler/internal/index":        {"protocol/blockkey"},
 	"scheduler/internal/approx":       {"protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn"},
 	"scheduler/internal/predict":      {"protocol/blockkey", "scheduler/internal/index"},
@@ -53,7 +58,12 @@ var rooms = map[string][]string{
 	"scheduler/internal/replica":      {"protocol", "protocol/pb", "protocol/blockkey", "scheduler/internal/fleet", "scheduler/internal/index", "scheduler/internal/outbox", "scheduler/internal/predict"},
 	"scheduler/internal/admission":    {"scheduler/internal/fleet", "scheduler/internal/pick"},
 	"scheduler/internal/rpc":          {"protocol/kvscout/scheduler/v1", "protocol/blockkey", "scheduler/internal/intake", "scheduler/internal/admission", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/fleet", "scheduler/internal/learn"},
-	"scheduler":                       {"scheduler/internal/bus", "scheduler/internal/certs", "scheduler/internal/admission", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/index", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/outbox", "scheduler/internal/predict", "scheduler/internal/replica", "scheduler/internal/rpc", "protocol", "protocol/kvscout/scheduler/v1", "protocol/telemetry", "protocol/settings", "protocol/logging", "protocol/admin"},
+	"scheduler/internal/completion":   {},
+	"scheduler/internal/extproc":      {"protocol/kvscout/scheduler/v1", "scheduler/internal/completion", "scheduler/internal/fleet"},
+	"scheduler/internal/rest":         {"protocol/kvscout/scheduler/v1"},
+	"scheduler/internal/observe":      {"protocol/kvscout/scheduler/v1", "protocol/telemetry", "scheduler/internal/pick", "scheduler/internal/rpc"},
+	"scheduler/internal/serve":        {"scheduler/internal/extproc", "scheduler/internal/fleet", "protocol/admin", "protocol/kvscout/scheduler/v1", "protocol/telemetry", "scheduler/internal/observe", "scheduler/internal/rest", "scheduler/internal/rpc"},
+	"scheduler":                       {"scheduler/internal/extproc", "scheduler/internal/bus", "scheduler/internal/certs", "scheduler/internal/admission", "scheduler/internal/fleet", "scheduler/internal/index", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/membership", "scheduler/internal/observe", "scheduler/internal/outbox", "scheduler/internal/predict", "scheduler/internal/replica", "scheduler/internal/rpc", "scheduler/internal/serve", "protocol/kvscout/scheduler/v1", "protocol/telemetry", "protocol/settings", "protocol/logging"},
 	"scheduler/cmd/kvscout-scheduler": {"scheduler", "protocol/settings"},
 	"scheduler/internal/sim":          {"protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/policy", "scheduler/internal/pick", "scheduler/internal/profile", "scheduler/internal/admission", "scheduler/internal/sim/arrival"},
 	"scheduler/internal/sim/report":   {"scheduler/internal/policy", "scheduler/internal/sim"},
@@ -61,11 +71,11 @@ var rooms = map[string][]string{
 	"scheduler/internal/sim/sizing":   {"scheduler/internal/sim", "scheduler/internal/sim/report"},
 	"scheduler/cmd/kvscout-sim":       {"scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"},
 	"e2e/fakevllm":                    {},
-	"e2e":                             {"agent", "scheduler", "protocol", "protocol/pb", "protocol/kvscout/scheduler/v1", "protocol/blockkey", "e2e/fakevllm"},
+	"e2e":                             {"agent", "scheduler", "protocol", "protocol/pb", "protocol/client", "protocol/kvscout/scheduler/v1", "protocol/blockkey", "e2e/fakevllm"},
 }
 
 // edges names third-party code (and the two networked parts of the standard
-// library) with the only rooms that may touch it. Rooms under e2e are free.
+// library) with the only packages that may touch it. Packages under e2e are free.
 var edges = map[string][]string{
 	"github.com/vmihailenco/msgpack":        {"agent/internal/vllm"},
 	"github.com/prometheus/client_model":    {"scheduler/internal/sim/fit"},
@@ -73,48 +83,50 @@ var edges = map[string][]string{
 	"github.com/nats-io/nats.go":            {"protocol/bus", "agent/internal/publish", "agent", "scheduler/internal/bus", "scheduler/internal/ingest", "scheduler/internal/replica"},
 	"github.com/nats-io/nats-server":        {"scheduler/internal/bus"},
 	"github.com/nats-io/nkeys":              {"scheduler/internal/bus"},
-	"google.golang.org/grpc":                {"protocol/kvscout/scheduler/v1", "protocol/telemetry", "scheduler/internal/rpc", "scheduler"},
-	"google.golang.org/genproto":            {"protocol/kvscout/scheduler/v1", "scheduler/internal/rpc"},
-	"google.golang.org/protobuf":            {"protocol", "protocol/pb", "protocol/kvscout/scheduler/v1", "agent/internal/publish", "agent", "scheduler/internal/ingest", "scheduler/internal/replica", "scheduler/internal/rpc", "scheduler"},
-	"go.opentelemetry.io":                   {"protocol/telemetry", "agent", "agent/internal/publish", "scheduler", "scheduler/internal/rpc", "scheduler/internal/ingest"},
+	"github.com/envoyproxy":                 {"scheduler/internal/extproc"},
+	"google.golang.org/grpc":                {"protocol/kvscout/scheduler/v1", "protocol/client", "protocol/telemetry", "scheduler/internal/extproc", "scheduler/internal/rpc", "scheduler/internal/rest", "scheduler/internal/observe", "scheduler/internal/serve"},
+	"google.golang.org/genproto":            {"protocol/kvscout/scheduler/v1", "scheduler/internal/extproc", "scheduler/internal/rpc", "scheduler/internal/rest"},
+	"github.com/grpc-ecosystem":             {"scheduler/internal/rest"},
+	"google.golang.org/protobuf":            {"protocol", "protocol/pb", "protocol/kvscout/scheduler/v1", "protocol/client", "agent/internal/publish", "agent/internal/rank", "agent/internal/watch", "scheduler/internal/ingest", "scheduler/internal/replica", "scheduler/internal/extproc", "scheduler/internal/rpc", "scheduler/internal/rest", "scheduler/internal/serve", "scheduler"},
+	"go.opentelemetry.io":                   {"protocol/telemetry", "agent", "agent/internal/publish", "scheduler/internal/observe", "scheduler/internal/serve", "scheduler", "scheduler/internal/rpc", "scheduler/internal/ingest"},
 	"github.com/prometheus/client_golang":   {"protocol/telemetry", "agent", "scheduler"},
 	"github.com/zeebo/xxh3":                 {"agent/internal/blockhash"},
 	"github.com/cespare/xxhash":             {"protocol/blockkey", "agent/internal/vllm", "agent/internal/mirror", "scheduler/internal/intake", "scheduler/internal/fleet", "scheduler/internal/pick"},
 	"github.com/go-logr/logr":               {"protocol/telemetry"},
-	"golang.org/x/sync":                     {"agent/internal/vllm", "agent/internal/publish", "agent", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/replica", "scheduler", "scheduler/cmd/kvscout-sim"},
+	"golang.org/x/sync":                     {"agent/internal/vllm", "agent/internal/publish", "agent/internal/rank", "agent/internal/watch", "agent", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/replica", "scheduler/internal/serve", "scheduler", "scheduler/cmd/kvscout-sim"},
 	"golang.org/x/term":                     {"scheduler/cmd/kvscout-sim"},
 	"github.com/schollz/progressbar":        {"scheduler/cmd/kvscout-sim"},
 	"gonum.org/v1/plot":                     {"scheduler/internal/sim/report"},
 	"go.yaml.in/yaml/v3":                    {"scheduler/internal/profile", "protocol/settings"},
 	"github.com/KimMachineGun/automemlimit": {"agent/cmd/kvscout-agent", "scheduler/cmd/kvscout-scheduler"},
-	"net/http":                              {"protocol/admin", "agent/internal/vllm", "agent", "protocol/telemetry", "scheduler/internal/intake", "scheduler"},
+	"net/http":                              {"protocol/admin", "agent/internal/vllm", "agent", "protocol/telemetry", "scheduler/internal/intake", "scheduler/internal/rest", "scheduler/internal/serve", "scheduler"},
 }
 
-// pure rooms know no socket, clock, logger or context. They may name times
+// pure packages know no socket, clock, logger or context. They may name times
 // and durations, which are arguments, but never ask what time it is. The one
-// file of a pure room that may is its shell: it owns the core and waits for it.
+// file of a pure package that may is its shell: it waits for the core, or feeds it.
 var (
-	shells    = []string{"../scheduler/internal/admission/wait.go"}
-	pure      = []string{"protocol/blockkey", "agent/internal/blockhash", "agent/internal/mirror", "agent/internal/reconcile", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/predict", "scheduler/internal/estimate", "scheduler/internal/outbox", "scheduler/internal/pick", "scheduler/internal/admission", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"}
+	shells    = []string{"../scheduler/internal/admission/wait.go", "../scheduler/internal/profile/file.go", "../scheduler/internal/extproc/extproc.go"}
+	pure      = []string{"protocol/blockkey", "agent/internal/blockhash", "agent/internal/mirror", "agent/internal/reconcile", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/predict", "scheduler/internal/estimate", "scheduler/internal/outbox", "scheduler/internal/pick", "scheduler/internal/admission", "scheduler/internal/completion", "scheduler/internal/extproc", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"}
 	unclean   = []string{"context", "log", "log/slog", "net", "net/http", "os"}
 	clockwork = []string{"time.Now(", "time.Since(", "time.Sleep(", "time.After(", "time.NewTimer(", "time.NewTicker("}
 )
 
-// roomOf gives the longest listed room that holds the folder.
-func roomOf(folder string) string {
+// packageOf gives the longest listed package that holds the folder.
+func packageOf(folder string) string {
 	best := ""
-	for room := range rooms {
-		if (folder == room || strings.HasPrefix(folder, room+"/")) && len(room) > len(best) {
-			best = room
+	for pkg := range packages {
+		if (folder == pkg || strings.HasPrefix(folder, pkg+"/")) && len(pkg) > len(best) {
+			best = pkg
 		}
 	}
 	return best
 }
 
 type source struct {
-	path, room string
-	imports    []string
-	text       string
+	path, pkg string
+	imports   []string
+	text      string
 }
 
 func sources(t *testing.T) []source {
@@ -138,7 +150,7 @@ func sources(t *testing.T) []source {
 		if err != nil {
 			return err
 		}
-		s := source{path: path, room: roomOf(strings.TrimPrefix(filepath.ToSlash(filepath.Dir(path)), "../")), text: string(text)}
+		s := source{path: path, pkg: packageOf(strings.TrimPrefix(filepath.ToSlash(filepath.Dir(path)), "../")), text: string(text)}
 		for _, spec := range file.Imports {
 			s.imports = append(s.imports, strings.Trim(spec.Path.Value, `"`))
 		}
@@ -156,8 +168,8 @@ func sources(t *testing.T) []source {
 
 func TestEveryFileHasARoom(t *testing.T) {
 	for _, s := range sources(t) {
-		if s.room == "" {
-			t.Errorf("%s stands in no room of the house: give it one in house_test.go", s.path)
+		if s.pkg == "" {
+			t.Errorf("%s stands in no package of the house: give it one in house_test.go", s.path)
 		}
 	}
 }
@@ -168,9 +180,9 @@ func TestRoomsImportOnlyWhatTheHouseAllows(t *testing.T) {
 			if !strings.HasPrefix(path, module) {
 				continue
 			}
-			other := roomOf(strings.TrimPrefix(path, module))
-			if other != s.room && !slices.Contains(rooms[s.room], other) {
-				t.Errorf("%s: room %s may not import room %s", s.path, s.room, other)
+			other := packageOf(strings.TrimPrefix(path, module))
+			if other != s.pkg && !slices.Contains(packages[s.pkg], other) {
+				t.Errorf("%s: package %s may not import package %s", s.path, s.pkg, other)
 			}
 		}
 	}
@@ -178,7 +190,7 @@ func TestRoomsImportOnlyWhatTheHouseAllows(t *testing.T) {
 
 func TestThirdPartyCodeStaysInItsEdgeRooms(t *testing.T) {
 	for _, s := range sources(t) {
-		if strings.HasPrefix(s.room, "e2e") {
+		if strings.HasPrefix(s.pkg, "e2e") {
 			continue
 		}
 		for _, path := range s.imports {
@@ -189,12 +201,12 @@ func TestThirdPartyCodeStaysInItsEdgeRooms(t *testing.T) {
 					continue
 				}
 				known = true
-				if !slices.Contains(allowed, s.room) {
-					t.Errorf("%s: %s may be used in %v only, not in %s", s.path, edge, allowed, s.room)
+				if !slices.Contains(allowed, s.pkg) {
+					t.Errorf("%s: %s may be used in %v only, not in %s", s.path, edge, allowed, s.pkg)
 				}
 			}
 			if !known {
-				t.Errorf("%s: %s has no edge room: name one in house_test.go or do without", s.path, path)
+				t.Errorf("%s: %s has no edge package: name one in house_test.go or do without", s.path, path)
 			}
 		}
 	}
@@ -202,27 +214,27 @@ func TestThirdPartyCodeStaysInItsEdgeRooms(t *testing.T) {
 
 func TestPureRoomsKnowNoWorld(t *testing.T) {
 	for _, s := range sources(t) {
-		if !slices.Contains(pure, s.room) || slices.Contains(shells, filepath.ToSlash(s.path)) {
+		if !slices.Contains(pure, s.pkg) || slices.Contains(shells, filepath.ToSlash(s.path)) {
 			continue
 		}
 		for _, path := range s.imports {
 			if slices.Contains(unclean, path) {
-				t.Errorf("%s: the pure room %s imports %s", s.path, s.room, path)
+				t.Errorf("%s: the pure package %s imports %s", s.path, s.pkg, path)
 			}
 		}
 		for _, call := range clockwork {
 			if strings.Contains(s.text, call) {
-				t.Errorf("%s: the pure room %s calls %s)", s.path, s.room, call)
+				t.Errorf("%s: the pure package %s calls %s)", s.path, s.pkg, call)
 			}
 		}
 	}
 }
 
-// The room list itself must not rot.
+// The package list itself must not rot.
 func TestEveryRoomExists(t *testing.T) {
-	for room := range rooms {
-		if _, err := os.Stat(filepath.Join("..", room)); err != nil {
-			t.Errorf("room %s: %v", room, err)
+	for pkg := range packages {
+		if _, err := os.Stat(filepath.Join("..", pkg)); err != nil {
+			t.Errorf("package %s: %v", pkg, err)
 		}
 	}
 }

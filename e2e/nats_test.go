@@ -117,7 +117,7 @@ func TestNATSPartitionOfTheAgent(t *testing.T) {
 	e.complete(more...)
 	watch := newStopwatch()
 	e.untilMember(e.id(), "admit that nobody hears it", func(m *api.MemberState) bool { return !stage.Exact(m) })
-	if watch.over(unheard + flight) {
+	if watch.over(silence + flight) {
 		t.Errorf("doubt came after %v", watch.ours())
 	}
 	proxy.Stall(false)

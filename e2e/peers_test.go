@@ -47,9 +47,9 @@ func (e *engine) publish(events ...any) {
 func (e *engine) expect(what string, q prompt, want int) {
 	e.t.Helper()
 	e.until(fmt.Sprintf("%s: %d tokens are promised", what, want), func() bool {
-		got, picture := e.promised(q)
-		if got > want && picture.GetTrust() == api.Trust_TRUST_EXACT {
-			e.t.Fatalf("%s: promised %d, want %d; %v", what, got, want, picture)
+		got, state := e.promised(q)
+		if got > want && state.GetTrust() == api.Trust_TRUST_EXACT {
+			e.t.Fatalf("%s: promised %d, want %d; %v", what, got, want, state)
 		}
 		return got == want
 	})
@@ -85,11 +85,11 @@ func TestPeers02BlockSizeIsLearnedAndAnotherRefused(t *testing.T) {
 	large.publish(stored{hashes: hashes(1, 4), tokens: other.tokens}.event())
 	large.expect("blocks of another size", other, 0)
 	large.expect("what was known before", q, 192)
-	if n := p.counted(large.agent.Admin(), "kvscout_agent_mirror_events_total", `"refused"`); n == 0 {
+	if n := p.counted(large.agent.Admin(), "kvscout_agent_mirror_stores_refused_total", ""); n == 0 {
 		t.Error("the refusal was not counted")
 	}
 	if m := p.member(large.id()); stage.Exact(m) {
-		t.Error("a picture that lacks blocks is called exact")
+		t.Error("a cache state that lacks blocks is called exact")
 	}
 }
 
@@ -144,7 +144,7 @@ func TestPeers05LostBatchesAreReplayed(t *testing.T) {
 			e.complete(lost...)
 			p.until("messages were lost", func() bool { return events.lost.Load() == 8 })
 			e.truth(patience, append(known, lost...)...)
-			if n := p.counted(e.agent.Admin(), "kvscout_agent_tail_events_total", `"replayed"`); n < 8 {
+			if n := p.counted(e.agent.Admin(), "kvscout_agent_event_batches_replayed_total", ""); n < 8 {
 				t.Errorf("%v batches replayed", n)
 			}
 		})
@@ -168,7 +168,7 @@ func TestPeers05WithoutReplayTheRestIsNotExact(t *testing.T) {
 		return got == e.held(lost[11])
 	})
 	p.until("3 batches are counted as lost", func() bool {
-		return p.counted(e.agent.Admin(), "kvscout_agent_tail_events_total", `"lost"`) == 3
+		return p.counted(e.agent.Admin(), "kvscout_agent_event_batches_lost_total", "") == 3
 	})
 }
 
@@ -219,7 +219,7 @@ func TestPeers08UnknownTierCountsNothing(t *testing.T) {
 	q := random(1, 4*size+1)
 	e.publish(stored{hashes: hashes(1, 4), tokens: q.tokens[:4*size], medium: "QUANTUM"}.event())
 	e.expect("an unknown medium", q, 0)
-	if n := p.counted(e.agent.Admin(), "kvscout_agent_skipped_total", `"unknown_medium"`); n != 1 {
+	if n := p.counted(e.agent.Admin(), "kvscout_agent_events_skipped_total", `"unknown_medium"`); n != 1 {
 		t.Errorf("counted %v times", n)
 	}
 }
@@ -556,14 +556,14 @@ func TestPeers21SleepEmptiesTheIndex(t *testing.T) {
 }
 
 // empties checks that an idle engine's blocks are forgotten soon after a call,
-// and that the picture goes on from there.
+// and that the cache state goes on from there.
 func (e *engine) empties(path string, then func()) {
 	e.t.Helper()
 	list := several(1, 5)
 	e.complete(list...)
 	e.truth(soon, list...)
 	e.untilMember(e.id(), "be idle", func(m *api.MemberState) bool { return m.RunningRequests != nil && m.GetRunningRequests() == 0 })
-	polls := func() float64 { return e.counted(e.agent.Admin(), "kvscout_agent_probes_total", "") }
+	polls := func() float64 { return e.counted(e.agent.Admin(), "kvscout_agent_engine_polls_total", "") }
 	seen := polls()
 	e.until("the metrics are read that say so", func() bool { return polls() >= seen+3 })
 	watch := newStopwatch()

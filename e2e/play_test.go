@@ -31,7 +31,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	patience = await.Patience
-	// soon is the promise: the time after a fault in which a picture must be true
+	// soon is the promise: the time after a fault in which a cache state must be true
 	// again. A stopwatch judges it.
 	soon  = time.Second
 	size  = 16 // tokens in a block
@@ -246,7 +246,7 @@ func (e *engine) restart() {
 	e.start()
 }
 
-// watched puts an agent beside the engine and waits until its pictures stand.
+// watched puts an agent beside the engine and waits until its cache states stand.
 func (e *engine) watched(pod string) *engine {
 	e.t.Helper()
 	return e.watchedBy(stage.AgentOptions{Pod: pod})
@@ -286,27 +286,33 @@ type usage struct {
 
 func (p *play) post(address string, header http.Header, body any) (int, []byte) {
 	p.t.Helper()
-	data, err := json.Marshal(body)
+	code, text, err := p.try(address, header, body)
 	if err != nil {
 		p.t.Fatal(err)
 	}
+	return code, text
+}
+
+// try posts, and may fail.
+func (p *play) try(address string, header http.Header, body any) (int, []byte, error) {
+	data, err := json.Marshal(body)
+	if err != nil {
+		return 0, nil, err
+	}
 	req, err := http.NewRequestWithContext(p.t.Context(), http.MethodPost, address, bytes.NewReader(data))
 	if err != nil {
-		p.t.Fatal(err)
+		return 0, nil, err
 	}
 	for k, v := range header {
 		req.Header[k] = v
 	}
 	answer, err := p.http.Do(req)
 	if err != nil {
-		p.t.Fatal(err)
+		return 0, nil, err
 	}
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	return answer.StatusCode, text
+	return answer.StatusCode, text, err
 }
 
 // serve lets the engine serve a request and gives its own count.
@@ -353,7 +359,7 @@ func (e *engine) act(path string, query url.Values) {
 func (e *engine) held(q prompt) int { return e.Hit(q.rank, q.tokens, q.adapter, q.salt) }
 
 // promised is what the scheduler says of the prompt on the engine.
-func (e *engine) promised(q prompt) (tokens int, picture *api.CacheState) {
+func (e *engine) promised(q prompt) (tokens int, state *api.CacheState) {
 	e.t.Helper()
 	r := q.request(e.agent.Members[q.rank])
 	if e.cfg.Model != "" {
@@ -391,9 +397,9 @@ func (e *engine) wait(within time.Duration, what string, prompts []prompt, holds
 	for {
 		wrong := ""
 		for i, q := range prompts {
-			got, picture := e.promised(q)
-			if want := e.held(q); !holds(got, want, picture) {
-				wrong = fmt.Sprintf("prompt %d: promised %d, held %d, %v", i, got, want, picture)
+			got, state := e.promised(q)
+			if want := e.held(q); !holds(got, want, state) {
+				wrong = fmt.Sprintf("prompt %d: promised %d, held %d, %v", i, got, want, state)
 				break
 			}
 		}
@@ -402,7 +408,7 @@ func (e *engine) wait(within time.Duration, what string, prompts []prompt, holds
 			return took
 		}
 		if watch.over(within) {
-			e.t.Fatalf("the picture did not come to %s within %v, in %v: %s", what, within, took, wrong)
+			e.t.Fatalf("the cache state did not come to %s within %v, in %v: %s", what, within, took, wrong)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // TestPromisedTestsExist: docs/PEER-BUGS.md names all 26 mistakes, each with
-// tests that there are, in the rooms where it says.
+// tests that there are, in the packages where it says.
 func TestPromisedTestsExist(t *testing.T) {
 	page, err := os.ReadFile("../docs/PEER-BUGS.md")
 	if err != nil {

@@ -158,13 +158,13 @@ func TestProfilesAreReadAgain(t *testing.T) {
 	}
 	write("profiles: [" + entry(".nan") + ", {model: other, indexes: [[1], [1]]}]")
 	p.until("the new profiles are used", func() bool { return p.counted(p.Admin, "kvscout_scheduler_profiles", "") == 2 })
-	before := p.counted(p.Admin, "kvscout_scheduler_profile_events_total", "unmeasured")
+	before := p.counted(p.Admin, "kvscout_scheduler_profiles_unmeasured_total", "")
 	p.pick(r) // answered all the same
-	if after := p.counted(p.Admin, "kvscout_scheduler_profile_events_total", "unmeasured"); after <= before {
+	if after := p.counted(p.Admin, "kvscout_scheduler_profiles_unmeasured_total", ""); after <= before {
 		t.Errorf("%v requests of which the profile says nothing, before it %v", after, before)
 	}
 	write("profiles: [{model: fake, indices: []}]")
-	p.until("the wrong profiles are refused", func() bool { return p.counted(p.Admin, "kvscout_scheduler_profile_events_total", "refused") == 1 })
+	p.until("the wrong profiles are refused", func() bool { return p.counted(p.Admin, "kvscout_scheduler_profiles_loads_total", "refused") == 1 })
 	if got := p.counted(p.Admin, "kvscout_scheduler_profiles", ""); got != 2 {
 		t.Errorf("%v profiles after a wrong file, want the last good ones", got)
 	}

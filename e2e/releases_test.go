@@ -423,7 +423,7 @@ func TestSchedulersOfTheReleaseBefore(t *testing.T) {
 			}
 			e.complete(several(50, 12)...)
 			last, removed := sequence, false
-			for proved := false; !proved || last < sequence+3 || !removed; {
+			for verified := false; !verified || last < sequence+3 || !removed; {
 				m, err := deltas.NextMsg(patience)
 				if err != nil {
 					t.Fatal(err)
@@ -445,7 +445,7 @@ func TestSchedulersOfTheReleaseBefore(t *testing.T) {
 					mirror.apply(gone.GetLane(), gone.GetThrough(), gone.GetKeys(), false)
 					removed = removed || gone != nil
 				}
-				proved = len(d.GetLanes()) > 0
+				verified = len(d.GetLanes()) > 0
 				if err := mirror.proves(d.GetLanes()); err != nil {
 					t.Fatalf("delta %d: %v", last, err)
 				}

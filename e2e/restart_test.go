@@ -235,3 +235,35 @@ func TestDeadEngineIsNotChosen(t *testing.T) {
 		return len(first) == 2
 	})
 }
+
+// TestEngineKilledAgainAtOnceIsChosen is an engine that is killed a second time
+// before it served anything, while callers report what failed: the third one bears
+// none of it.
+func TestEngineKilledAgainAtOnceIsChosen(t *testing.T) {
+	t.Parallel()
+	p := open(t, stage.Options{})
+	e := p.engine(fakevllm.Config{}).watchedBy(stage.AgentOptions{Pod: "pod", Probe: time.Second})
+	e.complete(several(1, 3)...)
+	var failed time.Time
+	for range 2 {
+		e.stop()
+		p.untilMember(e.id(), "be suspected", func(m *api.MemberState) bool { return !stage.Exact(m) })
+		for range 4 {
+			d := p.pick(random(1, 100).request())
+			if _, err := p.Client.Report(t.Context(), &api.ReportRequest{Reports: []*api.Report{{DecisionId: d.GetDecisionId(), Outcome: api.Outcome_OUTCOME_FAILED}}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		failed = time.Now()
+		e.start()
+		p.untilMember(e.id(), "be exact", stage.Exact)
+	}
+	watch := newStopwatch()
+	began := time.Now()
+	p.untilMember(e.id(), "be chosen", func(m *api.MemberState) bool { return m.GetIneligible() == 0 })
+	const pause = 5 * time.Second // for three failures
+	t.Logf("chosen %v after it was exact", time.Since(began).Round(time.Millisecond))
+	if time.Since(failed) >= pause && watch.ours() > soon {
+		t.Error("left out for what the engines before it failed")
+	}
+}

@@ -104,7 +104,7 @@ func (s *secured) agent(engine *engine, namespace, uid string, who key) *agent.A
 	return a
 }
 
-// members are those that the scheduler knows, with their pictures.
+// members are those that the scheduler knows, with their cache states.
 func (s *secured) members() map[string]*api.CacheState {
 	s.t.Helper()
 	fleet, err := s.admin.ListMembers(s.t.Context(), &api.ListMembersRequest{}, grpc.WaitForReady(true))
@@ -118,7 +118,7 @@ func (s *secured) members() map[string]*api.CacheState {
 	return known
 }
 
-// proven says that the picture is known to be true, and not an empty one.
+// proven says that the cache state is known to be true, and not an empty one.
 func proven(p *api.CacheState) bool {
 	return p.GetTrust() == api.Trust_TRUST_EXACT && p.GetSequence() > 0
 }
@@ -173,7 +173,7 @@ func TestWhoMaySayWhatOnTheEmbeddedNATS(t *testing.T) {
 
 // TestWhoMaySayWhatOnTheDocumentedNATS runs a server with the configuration
 // that docs/SECURITY.md shows, and a second scheduler that starts late and so
-// must ask for the picture.
+// must ask for the cache state.
 func TestWhoMaySayWhatOnTheDocumentedNATS(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../docs/SECURITY.md")

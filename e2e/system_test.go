@@ -136,12 +136,12 @@ func TestEngineThatComputesInSilenceIsNotTrusted(t *testing.T) {
 	began := time.Now()
 	for seed := uint64(0); ; seed++ {
 		e.complete(random(seed, 1600))
-		picture := p.member(e.id()).GetCacheState()
-		if picture.GetTrust() == api.Trust_TRUST_UNKNOWN && strings.Contains(picture.GetExplanation(), "no events") {
+		state := p.member(e.id()).GetCacheState()
+		if state.GetTrust() == api.Trust_TRUST_UNKNOWN && strings.Contains(state.GetExplanation(), "no events") {
 			return
 		}
 		if time.Since(began) > patience {
-			t.Fatalf("computed %d prompts and is still believed: %v", seed, picture)
+			t.Fatalf("computed %d prompts and is still believed: %v", seed, state)
 		}
 	}
 }
@@ -303,12 +303,12 @@ func TestEveryAnswerSaysWhatItStandsOn(t *testing.T) {
 		t.Errorf("%v", ranking)
 	}
 	for _, c := range ranking.GetCandidates() {
-		id, picture := c.GetMember().GetId(), c.GetCacheState()
-		if picture.GetTrust() != want[id] || (picture.GetExplanation() == "") != (want[id] == api.Trust_TRUST_EXACT) {
-			t.Errorf("%s: %v", id, picture)
+		id, state := c.GetMember().GetId(), c.GetCacheState()
+		if state.GetTrust() != want[id] || (state.GetExplanation() == "") != (want[id] == api.Trust_TRUST_EXACT) {
+			t.Errorf("%s: %v", id, state)
 		}
-		if picture.GetEpoch() == 0 || picture.GetAgeMs() > 5000 {
-			t.Errorf("%s: %v", id, picture)
+		if state.GetEpoch() == 0 || state.GetAgeMs() > 5000 {
+			t.Errorf("%s: %v", id, state)
 		}
 		cached := c.GetCachedTokens()
 		if cached.GetGpu()+cached.GetHost()+cached.GetDisk()+cached.GetPredicted()+c.GetUncachedTokens() != 1000 {

@@ -369,9 +369,9 @@ func TestUnsampledCallersRecordNothing(t *testing.T) {
 	}
 }
 
-// The page is valid by Prometheus' own parser, the ladder goes down, and what is
+// The page is valid by Prometheus' own parser, hit tokens fall from stage to stage, and what is
 // lost is the difference.
-func TestMetricsPageTellsTheLadder(t *testing.T) {
+func TestMetricsPageTellsHitTokensByStage(t *testing.T) {
 	t.Parallel()
 	p := open(t, stage.Options{})
 	e := p.engine(fakevllm.Config{}).watched("pod")

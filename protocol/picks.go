@@ -28,12 +28,12 @@ func checkPicks(p *pb.Picks) error {
 		return fmt.Errorf("sender %#x, sequence %d", p.GetSender(), p.GetSequence())
 	case len(p.GetName()) > MaxName:
 		return fmt.Errorf("name of %d bytes, at most %d", len(p.GetName()), MaxName)
-	case len(p.GetCharges()) > MaxPicks || len(p.GetEnds()) > MaxPicks:
-		return fmt.Errorf("%d charges and %d ends, at most %d", len(p.GetCharges()), len(p.GetEnds()), MaxPicks)
+	case len(p.GetReservations()) > MaxPicks || len(p.GetEnds()) > MaxPicks:
+		return fmt.Errorf("%d reservations and %d ends, at most %d", len(p.GetReservations()), len(p.GetEnds()), MaxPicks)
 	}
-	for i, c := range p.GetCharges() {
-		if err := checkCharge(c); err != nil {
-			return fmt.Errorf("charge %d: %w", i, err)
+	for i, c := range p.GetReservations() {
+		if err := checkReservation(c); err != nil {
+			return fmt.Errorf("reservation %d: %w", i, err)
 		}
 	}
 	for i, e := range p.GetEnds() {
@@ -49,7 +49,7 @@ func checkPicks(p *pb.Picks) error {
 	return nil
 }
 
-func checkCharge(c *pb.Charge) error {
+func checkReservation(c *pb.Reservation) error {
 	if c.GetDecision() == 0 {
 		return fmt.Errorf("no decision")
 	}

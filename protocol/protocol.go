@@ -88,7 +88,7 @@
 //
 // # Schedulers among themselves
 //
-// A scheduler tells the others whom it charged for a request, what will be
+// A scheduler tells the others on which member it reserved for a request, what will be
 // cached there, and what was reported of it, a few milliseconds later and
 // several at a time; without news it says once a second that it is there, and
 // as long as it hears nobody it tells nothing. Ages, not times, travel: clocks
@@ -143,8 +143,8 @@ const (
 	MaxName = 200
 	// MaxChunks bounds the number of chunks of a snapshot.
 	MaxChunks = 1 << 10
-	// MaxPicks bounds the charges, and the ends, of one message between
-	// schedulers, MaxMarks the keys of one charge.
+	// MaxPicks bounds the reservations, and the ends, of one message between
+	// schedulers, MaxMarks the keys of one reservation.
 	MaxPicks = 64
 	MaxMarks = 256
 	// MaxReason bounds a verdict's texts in bytes.

@@ -256,7 +256,7 @@ func FuzzRead(f *testing.F) {
 			}
 		}
 		if p, err := ReadPicks(data); err == nil {
-			for _, c := range p.Charges {
+			for _, c := range p.Reservations {
 				if CheckMember(c.Member) != nil || !(c.PrefillMs >= 0) || len(c.Marks) > MaxMarks {
 					t.Fatalf("passed: %v", c)
 				}
@@ -309,8 +309,8 @@ func TestInfoIsBounded(t *testing.T) {
 func picks() *pb.Picks {
 	return &pb.Picks{
 		Version: Version, Sender: 1, Sequence: 2,
-		Charges: []*pb.Charge{{Decision: 3, Member: member, Epoch: 4, Marks: []uint64{5}, MarkStride: 8, PrefillMs: 1}},
-		Ends:    []*pb.End{{Decision: 3, Kind: pb.End_KIND_FINISHED, Member: member}},
+		Reservations: []*pb.Reservation{{Decision: 3, Member: member, Epoch: 4, Marks: []uint64{5}, MarkStride: 8, PrefillMs: 1}},
+		Ends:         []*pb.End{{Decision: 3, Kind: pb.End_KIND_FINISHED, Member: member}},
 	}
 }
 
@@ -322,18 +322,18 @@ func TestBadPicksAreRefused(t *testing.T) {
 		"version":         func(p *pb.Picks) { p.Version++ },
 		"no sender":       func(p *pb.Picks) { p.Sender = 0 },
 		"no sequence":     func(p *pb.Picks) { p.Sequence = 0 },
-		"no decision":     func(p *pb.Picks) { p.Charges[0].Decision = 0 },
-		"member":          func(p *pb.Picks) { p.Charges[0].Member = "a b" },
-		"decoding member": func(p *pb.Picks) { p.Charges[0].Decode = "x" },
-		"not a number":    func(p *pb.Picks) { p.Charges[0].FirstTokenMs = math.NaN() },
-		"infinite":        func(p *pb.Picks) { p.Charges[0].EndMs = math.Inf(1) },
-		"negative":        func(p *pb.Picks) { p.Charges[0].Share = -1 },
-		"key 0":           func(p *pb.Picks) { p.Charges[0].Marks = []uint64{0} },
-		"no stride":       func(p *pb.Picks) { p.Charges[0].MarkStride = 0 },
-		"too many marks":  func(p *pb.Picks) { p.Charges[0].Marks = make([]uint64, MaxMarks+1) },
+		"no decision":     func(p *pb.Picks) { p.Reservations[0].Decision = 0 },
+		"member":          func(p *pb.Picks) { p.Reservations[0].Member = "a b" },
+		"decoding member": func(p *pb.Picks) { p.Reservations[0].Decode = "x" },
+		"not a number":    func(p *pb.Picks) { p.Reservations[0].FirstTokenMs = math.NaN() },
+		"infinite":        func(p *pb.Picks) { p.Reservations[0].EndMs = math.Inf(1) },
+		"negative":        func(p *pb.Picks) { p.Reservations[0].Share = -1 },
+		"key 0":           func(p *pb.Picks) { p.Reservations[0].Marks = []uint64{0} },
+		"no stride":       func(p *pb.Picks) { p.Reservations[0].MarkStride = 0 },
+		"too many marks":  func(p *pb.Picks) { p.Reservations[0].Marks = make([]uint64, MaxMarks+1) },
 		"too many": func(p *pb.Picks) {
-			for len(p.Charges) <= MaxPicks {
-				p.Charges = append(p.Charges, p.Charges[0])
+			for len(p.Reservations) <= MaxPicks {
+				p.Reservations = append(p.Reservations, p.Reservations[0])
 			}
 		},
 		"kind of end":   func(p *pb.Picks) { p.Ends[0].Kind = 9 },

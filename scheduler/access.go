@@ -1,17 +1,13 @@
 package scheduler
 
 import (
-	"context"
+	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/url"
-	"slices"
 	"strings"
-
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/peer"
+	"time"
 
 	"github.com/kvscout/kvscout/protocol/settings"
 	"github.com/kvscout/kvscout/scheduler/internal/certs"
@@ -36,8 +32,10 @@ func (c Config) validateAccess(bad func(name, format string, v ...any)) {
 	if c.Operators != "" && c.GRPCTLS.CA == "" {
 		bad("grpc-tls-ca", "is missing: -grpc-operators are told by their certificates")
 	}
-	if !c.Insecure && beyond(c.GRPCAddress) && c.GRPCTLS.Cert == "" {
-		bad("grpc-address", "%s can be reached from elsewhere: set -grpc-tls-cert and -grpc-tls-key, or -insecure to serve plain text", c.GRPCAddress)
+	for _, a := range []struct{ name, address string }{{"grpc-address", c.GRPCAddress}, {"http-address", c.HTTPAddress}} {
+		if !c.Insecure && beyond(a.address) && c.GRPCTLS.Cert == "" {
+			bad(a.name, "%s can be reached from elsewhere: set -grpc-tls-cert and -grpc-tls-key, or -insecure to serve plain text", a.address)
+		}
 	}
 	if c.NATSURL == "" {
 		if c.NATSCredentials != "" {
@@ -84,48 +82,33 @@ func (c *Config) natsHere() bool {
 	return c.NATSURL != ""
 }
 
-// operators tells who may use the service Admin; nil: everybody who may call.
-func (c *Config) operators() func(context.Context) bool {
-	if c.Operators == "" {
-		return nil
+// transport is how the API and gateways are served; nil: plain. Gateways want TLS
+// and do not verify: beyond this machine there is a certificate in any case.
+func (c *Config) transport() (callers, gateways *tls.Config, err error) {
+	if c.GRPCTLS.Cert != "" {
+		if callers, err = certs.Server(c.GRPCTLS, c.Log.With("component", "grpc"), "h2", "http/1.1"); err != nil {
+			return nil, nil, fmt.Errorf("-grpc-tls-cert, -grpc-tls-key and -grpc-tls-ca: %w", err)
+		}
+		return callers, callers, nil
 	}
-	named := make(map[string]bool)
-	for name := range strings.SplitSeq(c.Operators, ",") {
-		if name = strings.TrimSpace(name); name != "" {
-			named[name] = true
+	if beyond(c.ExtProcAddress) && !c.Insecure {
+		if gateways, err = certs.SelfSigned(time.Now()); err != nil {
+			return nil, nil, fmt.Errorf("-extproc-address: %w", err)
 		}
 	}
-	return func(ctx context.Context) bool {
-		caller, ok := peer.FromContext(ctx)
-		if !ok {
-			return false
-		}
-		info, ok := caller.AuthInfo.(credentials.TLSInfo)
-		if !ok || len(info.State.VerifiedChains) == 0 {
-			return false
-		}
-		cert := info.State.VerifiedChains[0][0]
-		return named[cert.Subject.CommonName] || slices.ContainsFunc(cert.DNSNames, func(n string) bool { return named[n] }) ||
-			slices.ContainsFunc(cert.URIs, func(u *url.URL) bool { return named[u.String()] })
-	}
-}
-
-// transport is how the API is served.
-func (c *Config) transport() (credentials.TransportCredentials, error) {
-	if c.GRPCTLS.Cert == "" {
-		return insecure.NewCredentials(), nil
-	}
-	served, err := certs.Server(c.GRPCTLS, c.Log.With("component", "grpc"))
-	if err != nil {
-		return nil, fmt.Errorf("-grpc-tls-cert, -grpc-tls-key and -grpc-tls-ca: %w", err)
-	}
-	return credentials.NewTLS(served), nil
+	return nil, gateways, nil
 }
 
 // warnInsecure says what Insecure admits.
 func (c *Config) warnInsecure() {
 	if beyond(c.GRPCAddress) && c.GRPCTLS.Cert == "" {
 		c.Log.Warn("gRPC is served without TLS on a non-loopback address", "address", c.GRPCAddress)
+	}
+	if beyond(c.HTTPAddress) && c.GRPCTLS.Cert == "" {
+		c.Log.Warn("HTTP is served without TLS on a non-loopback address", "address", c.HTTPAddress)
+	}
+	if c.Insecure && c.ExtProcAddress != "" && beyond(c.ExtProcAddress) && c.GRPCTLS.Cert == "" {
+		c.Log.Warn("external processing is served without TLS on a non-loopback address", "address", c.ExtProcAddress)
 	}
 	if c.NATSURL != "" || !beyond(c.NATSAddress) {
 		return

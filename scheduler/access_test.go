@@ -5,6 +5,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -320,6 +322,35 @@ func check(t *testing.T, address string, config *tls.Config) error {
 	return err
 }
 
+// page asks for one of the API as HTTP/JSON, by a connection of its own.
+func page(t *testing.T, address, path string, config *tls.Config) (code, version int, err error) {
+	t.Helper()
+	url := "http://" + address + path
+	transport := &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true}
+	if config != nil {
+		url = "https://" + address + path
+	}
+	defer transport.CloseIdleConnections()
+	answer, err := (&http.Client{Transport: transport, Timeout: await.Patience}).Get(url)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer answer.Body.Close()
+	return answer.StatusCode, answer.ProtoMajor, nil
+}
+
+func TestHTTPWantsCertificates(t *testing.T) {
+	ca := authority.New(t)
+	pair := ca.Issue(t, time.Now().Add(time.Hour))
+	mutual, _ := start(t, Config{GRPCTLS: TLS{Cert: pair.Cert, Key: pair.Key, CA: ca.CA}})
+	for name, c := range clients(t, ca) {
+		code, version, err := page(t, mutual.Addrs().HTTP, "/v1/members", c.tls)
+		if served := err == nil && code == http.StatusOK; served != c.good || served && version != 2 {
+			t.Errorf("mTLS, %s: %d by HTTP/%d, %v", name, code, version, err)
+		}
+	}
+}
+
 func TestGRPCWantsCertificates(t *testing.T) {
 	ca := authority.New(t)
 	pair := ca.Issue(t, time.Now().Add(time.Hour))
@@ -361,6 +392,12 @@ func TestAdminIsForOperators(t *testing.T) {
 		if status.Code(list) != want || status.Code(err) != want {
 			t.Errorf("operators %q: list %v, watch %v; want %v", operators, list, err, want)
 		}
+		if code, _, err := page(t, s.Addrs().HTTP, "/v1/members", ca.Client(t, pair)); err != nil || (code == http.StatusOK) != (want == codes.OK) || want != codes.OK && code != http.StatusForbidden {
+			t.Errorf("operators %q, HTTP: %d %v", operators, code, err)
+		}
+		if code, _, err := page(t, s.Addrs().HTTP, "/v1/members:watch?interval_ms=-", ca.Client(t, pair)); err != nil || code != http.StatusBadRequest {
+			t.Errorf("operators %q, HTTP: %d %v", operators, code, err)
+		}
 		if _, err := api.NewSchedulerClient(conn).Report(t.Context(), &api.ReportRequest{}); err != nil {
 			t.Errorf("operators %q: a proxy is refused: %v", operators, err)
 		}
@@ -398,6 +435,20 @@ func TestCertificatesAreReadAgain(t *testing.T) {
 			}
 			defer conn.Close()
 			conn.SetReadDeadline(time.Now().Add(await.Patience))
+			if _, err := conn.Read(make([]byte, 1)); err != nil { // the server took ours
+				return nil, err
+			}
+			state := conn.ConnectionState()
+			return &state, nil
+		},
+		"HTTP": func() (*tls.ConnectionState, error) {
+			conn, err := tls.Dial("tcp", s.Addrs().HTTP, mine.Clone())
+			if err != nil {
+				return nil, err
+			}
+			defer conn.Close()
+			conn.SetDeadline(time.Now().Add(await.Patience))
+			fmt.Fprint(conn, "GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
 			if _, err := conn.Read(make([]byte, 1)); err != nil { // the server took ours
 				return nil, err
 			}
@@ -473,6 +524,46 @@ func copyFile(t testing.TB, to, from string) {
 	write(t, to, string(text))
 }
 
+// Gateways encrypt and do not verify: beyond this machine they find a certificate
+// in any case, unless the operator says otherwise.
+func TestGatewaysFindTLS(t *testing.T) {
+	ca := authority.New(t)
+	pair := ca.Issue(t, time.Now().Add(time.Hour))
+	unverified := credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})
+	for name, c := range map[string]struct {
+		cfg   Config
+		creds credentials.TransportCredentials
+		works bool
+	}{
+		"on this machine":        {Config{ExtProcAddress: "127.0.0.1:0"}, insecure.NewCredentials(), true},
+		"beyond":                 {Config{ExtProcAddress: "0.0.0.0:0"}, unverified, true},
+		"beyond, plain":          {Config{ExtProcAddress: "0.0.0.0:0"}, insecure.NewCredentials(), false},
+		"beyond, insecure":       {Config{ExtProcAddress: "0.0.0.0:0", Insecure: true}, insecure.NewCredentials(), true},
+		"certificate":            {Config{ExtProcAddress: "127.0.0.1:0", GRPCTLS: TLS{Cert: pair.Cert, Key: pair.Key}}, unverified, true},
+		"callers need one":       {Config{ExtProcAddress: "127.0.0.1:0", GRPCTLS: TLS{Cert: pair.Cert, Key: pair.Key, CA: ca.CA}}, unverified, false},
+		"callers have one":       {Config{ExtProcAddress: "127.0.0.1:0", GRPCTLS: TLS{Cert: pair.Cert, Key: pair.Key, CA: ca.CA}}, credentials.NewTLS(ca.Client(t, pair)), true},
+		"certificate, but plain": {Config{ExtProcAddress: "127.0.0.1:0", GRPCTLS: TLS{Cert: pair.Cert, Key: pair.Key}}, insecure.NewCredentials(), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.cfg.StopWait = 100 * time.Millisecond
+			s, _ := start(t, c.cfg)
+			_, port, err := net.SplitHostPort(s.Addrs().ExtProc)
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn, err := grpc.NewClient("127.0.0.1:"+port, grpc.WithTransportCredentials(c.creds))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			_, err = healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{Service: "liveness"})
+			if (err == nil) != c.works {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 func TestPlainOnlyOnThisMachine(t *testing.T) {
 	secure := TLS{Cert: "c", Key: "k"}
 	for name, c := range map[string]struct {
@@ -483,6 +574,9 @@ func TestPlainOnlyOnThisMachine(t *testing.T) {
 		"loopback":             {Config{GRPCAddress: "[::1]:1", NATSAddress: "localhost:1"}, ""},
 		"gRPC beyond":          {Config{GRPCAddress: "0.0.0.0:1"}, "-grpc-address, "},
 		"gRPC on IPv6":         {Config{GRPCAddress: "[::]:1"}, "-grpc-address, "},
+		"HTTP beyond":          {Config{HTTPAddress: "0.0.0.0:1"}, "-http-address, "},
+		"HTTP with TLS":        {Config{HTTPAddress: "0.0.0.0:1", GRPCTLS: secure}, ""},
+		"HTTP, no host":        {Config{HTTPAddress: ":1", Insecure: true}, "-http-address, "},
 		"gRPC with TLS":        {Config{GRPCAddress: "0.0.0.0:1", GRPCTLS: secure}, ""},
 		"NATS beyond":          {Config{NATSAddress: "10.0.0.1:1"}, "-nats-address, "},
 		"NATS, no users":       {Config{NATSAddress: "10.0.0.1:1", NATSTLS: secure}, "-nats-address, "},
@@ -510,7 +604,7 @@ func TestPlainOnlyOnThisMachine(t *testing.T) {
 
 func TestInsecureIsSaid(t *testing.T) {
 	var log journal.Journal
-	cfg := Config{GRPCAddress: "0.0.0.0:0", AdminAddress: "127.0.0.1:0", NATSAddress: "0.0.0.0:0", Insecure: true, Log: log.Logger()}
+	cfg := Config{GRPCAddress: "0.0.0.0:0", HTTPAddress: "0.0.0.0:0", AdminAddress: "127.0.0.1:0", NATSAddress: "0.0.0.0:0", Insecure: true, Log: log.Logger()}
 	s, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -520,7 +614,7 @@ func TestInsecureIsSaid(t *testing.T) {
 	if err := s.Run(ctx); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"gRPC is served without TLS", "NATS is served without TLS", "unauthenticated clients"} {
+	for _, want := range []string{"gRPC is served without TLS", "HTTP is served without TLS", "NATS is served without TLS", "unauthenticated clients"} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("%q is not in\n%s", want, log.String())
 		}

@@ -6,13 +6,12 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 
-	"github.com/kvscout/kvscout/protocol/admin"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/settings"
 )
 
 // admin serves what people, probes and collectors ask for.
-func (s *Scheduler) admin() *http.Server {
+func (s *Scheduler) admin() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { say(w, true, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
@@ -43,7 +42,7 @@ func (s *Scheduler) admin() *http.Server {
 		w.Header().Set("Content-Type", "application/yaml")
 		_, _ = w.Write(text)
 	})
-	return admin.Server(mux, &s.refused)
+	return mux
 }
 
 // readiness tells whether this scheduler should be asked, and why. One that lost

@@ -55,12 +55,11 @@ func BenchmarkEmptyRPC(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	server := grpc.NewServer(s.options()...)
-	callAll(b, serveEmpty(b, server))
+	callAll(b, serveEmpty(b, grpc.NewServer(s.serving.Options()...)))
 }
 
 func BenchmarkBareRPC(b *testing.B) {
-	callAll(b, serveEmpty(b, grpc.NewServer(grpc.MaxRecvMsgSize(maxReceive))))
+	callAll(b, serveEmpty(b, grpc.NewServer(grpc.MaxRecvMsgSize(16<<20))))
 }
 
 // serveEmpty runs a server that answers nothing and returns its address.
@@ -169,11 +168,11 @@ func fill(b *testing.B, s *Scheduler) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		s.fleet.Heard(id, fleet.Info{
+		s.fleet.Receive(id, fleet.Info{
 			Namespace: "ns", Pod: fmt.Sprintf("engine-%02d", n), PodUID: fmt.Sprintf("uid-%02d", n),
 			Address: fmt.Sprintf("10.0.0.%d:8000", n), Models: []string{"m"}, BlockSize: blockSize,
 		}, &fleet.Load{At: now, Running: n % 5, Waiting: 0, Totals: fleet.NoTotals()}, now)
-		s.fleet.SetPicture(id, fleet.Picture{Trust: fleet.Exact, Epoch: 1, Sequence: 1})
+		s.fleet.SetCacheState(id, fleet.CacheState{Trust: fleet.Exact, Epoch: 1, Sequence: 1})
 		for lane := index.LaneGPU; lane <= index.LaneDisk; lane++ {
 			s.index.Store(index.Member(id), lane, nil, 0, keys[:8*(n%benchMembers)])
 		}

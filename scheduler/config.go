@@ -14,9 +14,12 @@ import (
 	"github.com/kvscout/kvscout/scheduler/internal/admission"
 	"github.com/kvscout/kvscout/scheduler/internal/bus"
 	"github.com/kvscout/kvscout/scheduler/internal/certs"
+	"github.com/kvscout/kvscout/scheduler/internal/extproc"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
+	"github.com/kvscout/kvscout/scheduler/internal/membership"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
 	"github.com/kvscout/kvscout/scheduler/internal/policy"
+	"github.com/kvscout/kvscout/scheduler/internal/serve"
 )
 
 // TLS names PEM files of a certificate, its key and a CA.
@@ -29,6 +32,18 @@ type Config struct {
 	Pool string
 	// GRPCAddress to serve the API on; 127.0.0.1:50051.
 	GRPCAddress string
+	// HTTPAddress to serve the API on as HTTP/JSON; empty: it is not.
+	HTTPAddress string
+	// ExtProcAddress to serve Envoy's external processing on; empty: it is not served.
+	ExtProcAddress string
+	// ExtProcEndpoints are named at most to a gateway for each request; 1.
+	ExtProcEndpoints int
+	// ExtProcObjectives are the priorities of requests by the objective that they name
+	// in a header, like chat=10,batch=-10; one that is not there is 0.
+	ExtProcObjectives string
+	// ExtProcPriority: the engines of a gateway serve by the priority in requests, and
+	// get it there.
+	ExtProcPriority bool
 	// AdminAddress for /healthz, /readyz, /metrics and /fleet; 127.0.0.1:9479.
 	AdminAddress string
 	// NATSURL of the server to use, or several separated by commas; empty:
@@ -41,14 +56,14 @@ type Config struct {
 	// NATSAddress of the embedded server; 127.0.0.1:4222.
 	NATSAddress string
 	// NATSUsers is a file that says who may use the embedded server and for
-	// what (see parseUsers); empty: everybody for everything.
+	// what (docs/SECURITY.md); empty: everybody for everything.
 	NATSUsers string
 	// NATSTLS of the embedded server: its certificate, and with CA clients must
 	// have one too. With NATSURL: CA for that server's certificate, and ours.
 	// Zero: the embedded server is plain, another one trusted by the system's CAs.
 	NATSTLS TLS
-	// GRPCTLS is the certificate of the API; with CA callers must have one too.
-	// Zero: plain.
+	// GRPCTLS is the certificate of the API, as HTTP/JSON too; with CA callers must
+	// have one too. Zero: plain.
 	GRPCTLS TLS
 	// Operators names, separated by commas, whose certificates may use the service
 	// Admin: common names, DNS names or URIs; empty: everybody who may call.
@@ -59,7 +74,7 @@ type Config struct {
 	// prompts go only where a member connects from, as far as that is known.
 	EngineAddresses string
 	// Namespaces is a file that says which namespaces may serve which models in
-	// which pools (see parseRights); empty: all may serve everything.
+	// which pools (docs/SECURITY.md); empty: all may serve everything.
 	Namespaces string
 	// Insecure admits GRPCAddress and NATSAddress beyond this machine without
 	// TLS, and NATS without users.
@@ -139,6 +154,7 @@ func Defaults() Config { return Config{}.withDefaults() }
 func (c Config) withDefaults() Config {
 	c.Pool = cmp.Or(c.Pool, "default")
 	c.GRPCAddress = cmp.Or(c.GRPCAddress, "127.0.0.1:50051")
+	c.ExtProcEndpoints = cmp.Or(c.ExtProcEndpoints, 1)
 	c.AdminAddress = cmp.Or(c.AdminAddress, "127.0.0.1:9479")
 	c.NATSAddress = cmp.Or(c.NATSAddress, "127.0.0.1:4222")
 	c.IndexBytes = cmp.Or(c.IndexBytes, 1<<30)
@@ -163,6 +179,15 @@ func (c Config) withDefaults() Config {
 // admission is how requests wait.
 func (c *Config) admission() admission.Rules {
 	return admission.Rules{Length: c.QueueLength, Bytes: c.QueueBytes, Age: c.QueueAge, BudgetMS: ms(c.QueueBudget), Wait: c.QueueWait}
+}
+
+// gateway is what the endpoint picker goes by; the configuration is valid.
+func (c *Config) gateway() extproc.Options {
+	objectives, err := extproc.ParseObjectives(c.ExtProcObjectives)
+	if err != nil {
+		panic(err) // Validate has seen it
+	}
+	return extproc.Options{Endpoints: c.ExtProcEndpoints, Objectives: objectives, Priority: c.ExtProcPriority}
 }
 
 // sessions is where requests name theirs; the configuration is valid.
@@ -226,7 +251,12 @@ func (c Config) Validate() error {
 	}
 	for _, a := range []struct{ key, address string }{
 		{"grpc-address", c.GRPCAddress}, {"admin-address", c.AdminAddress}, {"nats-address", c.NATSAddress},
+		{"http-address", c.HTTPAddress},
+		{"extproc-address", c.ExtProcAddress},
 	} {
+		if a.address == "" {
+			continue // not served
+		}
 		if _, err := net.ResolveTCPAddr("tcp", a.address); err != nil {
 			bad(a.key, "%v", err)
 		} else if host, _, _ := net.SplitHostPort(a.address); host == "" {
@@ -251,27 +281,30 @@ func (c Config) Validate() error {
 	if err := (&pick.Policies{Allowed: c.allowed()}).Check(); err != nil {
 		bad("AllowedPolicies", "%v; want names separated by commas, like %s,session", err, policy.Default)
 	}
+	if _, err := extproc.ParseObjectives(c.ExtProcObjectives); err != nil {
+		bad("extproc-objectives", "%v", err)
+	}
 	if _, err := intake.NewSessions(c.SessionHeaders, ""); err != nil {
 		bad("session-headers", "%v", err)
 	}
 	if _, err := intake.NewSessions("", c.SessionFields); err != nil {
 		bad("session-fields", "%v", err)
 	}
-	if _, err := parseAllowed(c.EngineAddresses); err != nil {
+	if err := membership.CheckAddresses(c.EngineAddresses); err != nil {
 		bad("engine-addresses", "%v", err)
 	}
 	if c.QueueLength > longestQueue {
 		bad("queue-length", "%d: want 0 to %d requests of a model", c.QueueLength, longestQueue)
 	}
-	if c.QueueWait > longestWait {
-		bad("queue-wait", "%v: want at most %v, as connections do not last for ever", c.QueueWait, longestWait)
+	if c.QueueWait > serve.LongestWait {
+		bad("queue-wait", "%v: want at most %v, as connections do not last for ever", c.QueueWait, serve.LongestWait)
 	}
 	c.validateAccess(bad)
 	for _, n := range []struct {
 		key   string
 		value int64
 	}{
-		{"queue-length", int64(c.QueueLength)}, {"queue-memory", c.QueueBytes}, {"queue-wait", int64(c.QueueWait)},
+		{"extproc-endpoints", int64(c.ExtProcEndpoints)}, {"queue-length", int64(c.QueueLength)}, {"queue-memory", c.QueueBytes}, {"queue-wait", int64(c.QueueWait)},
 		{"queue-age", int64(c.QueueAge)}, {"queue-budget", int64(c.QueueBudget)},
 		{"ttft-target", int64(c.TTFTTarget)}, {"tpot-target", int64(c.TPOTTarget)}, {"e2e-target", int64(c.E2ETarget)},
 		{"disaggregate", int64(c.Disaggregate)}, {"pull-token-time", int64(c.PullTokenTime)},

@@ -84,7 +84,7 @@ func TestNotReadyWithoutNATS(t *testing.T) {
 	}
 }
 
-// TestReadyWaitCountsFromTheConnection, for a member of which no picture comes.
+// TestReadyWaitCountsFromTheConnection, for a member of which no cache state comes.
 func TestReadyWaitCountsFromTheConnection(t *testing.T) {
 	ns := broker.Absent(t, nil)
 	const wait = 2500 * time.Millisecond
@@ -99,7 +99,7 @@ func TestReadyWaitCountsFromTheConnection(t *testing.T) {
 	await.True(t, "the member is known", func() bool { return s.fleet.Stats().Members == 1 })
 	await.True(t, "ready", s.ready)
 	if took := time.Since(connected); took < wait {
-		t.Errorf("ready %v after the connection, with a member that has no picture; want %v at least", took, wait)
+		t.Errorf("ready %v after the connection, with a member that has no cache state; want %v at least", took, wait)
 	}
 	if err := stop(); err != nil {
 		t.Error(err)
@@ -181,14 +181,4 @@ func beats(t testing.TB, conn *nats.Conn, subject string, beat []byte, every tim
 	stop = sync.OnceFunc(func() { close(quit); <-done })
 	t.Cleanup(stop)
 	return stop
-}
-
-func TestNotServingFromTheFirstCall(t *testing.T) {
-	state := newHealth()
-	for _, service := range []string{"", api.Scheduler_ServiceDesc.ServiceName} {
-		h, err := state.Check(t.Context(), &healthpb.HealthCheckRequest{Service: service})
-		if err != nil || h.GetStatus() != healthpb.HealthCheckResponse_NOT_SERVING {
-			t.Errorf("%q: %v, %v", service, h, err)
-		}
-	}
 }

@@ -55,7 +55,7 @@ var tokens = func() []uint32 {
 // reports how Run ended.
 func start(t testing.TB, cfg Config) (*Scheduler, func() error) {
 	t.Helper()
-	cfg.GRPCAddress, cfg.AdminAddress = "127.0.0.1:0", "127.0.0.1:0"
+	cfg.GRPCAddress, cfg.HTTPAddress, cfg.AdminAddress = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
 	if cfg.NATSURL == "" && cfg.NATSAddress == "" {
 		cfg.NATSAddress = "127.0.0.1:0"
 	}
@@ -148,7 +148,7 @@ func agent(t testing.TB, url string, blocks int) {
 	})
 }
 
-// exact waits until the member's picture is there, and asks for a ranking.
+// exact waits until the member's cache state is there, and asks for a ranking.
 func exact(t testing.TB, client api.SchedulerClient) *api.Ranking {
 	t.Helper()
 	var resp *api.ScoreResponse
@@ -223,12 +223,12 @@ func TestCompleteSystem(t *testing.T) {
 		`kvscout_scheduler_decisions_total{fallback="true",method="pick",policy="least-requests",reason="only"} 1`,
 		`kvscout_scheduler_decision_duration_seconds_count{method="pick"} 1`,
 		`kvscout_scheduler_members{trust="exact"} 1`, `kvscout_scheduler_members{trust="syncing"} 0`,
-		`kvscout_scheduler_index_blocks 3`, `kvscout_scheduler_ready 1`, `kvscout_scheduler_index_bytes `,
-		`kvscout_scheduler_ingest_events_total{event="snapshot"} 1`,
+		`kvscout_scheduler_index_blocks 3`, `kvscout_scheduler_ready 1`, `kvscout_scheduler_index_memory_bytes `,
+		`kvscout_scheduler_ingest_snapshots_total{outcome="complete"} 1`,
 		`kvscout_scheduler_intake_prompts_total{source="none"} 1`,
 		`kvscout_scheduler_reports_total{outcome="finished"} 1`,
 		`kvscout_scheduler_shadow_decisions_total{policy="default",same="true",shadow="least-requests"} `,
-		`kvscout_scheduler_reported_prompt_tokens 7`, `kvscout_scheduler_reported_cached_tokens 3`,
+		`kvscout_scheduler_delivered_tokens_total{stage="prompt"} 7`, `kvscout_scheduler_delivered_tokens_total{stage="delivered"} 3`,
 		`rpc_server_call_duration_seconds_count{rpc_method="kvscout.scheduler.v1.Scheduler/Pick",rpc_response_status_code="OK",rpc_system_name="grpc"} 1`, `kvscout_scheduler_panics_total 0`,
 	} {
 		if !strings.Contains(page, want) {
@@ -239,11 +239,16 @@ func TestCompleteSystem(t *testing.T) {
 		t.Error("health checks are among the metrics")
 	}
 
-	names, err := os.ReadFile("../protocol/telemetry/names.go")
+	source, err := os.ReadFile("metrics.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range regexp.MustCompile(`"kvscout\.scheduler\.[a-z_.]+"`).FindAllString(string(names), -1) {
+	_, table, _ := strings.Cut(string(source), "\nvar instruments ")
+	names := regexp.MustCompile(`"kvscout\.scheduler\.[a-z_.]+"`).FindAllString(table, -1)
+	if len(names) < 50 {
+		t.Errorf("only %d instruments found", len(names))
+	}
+	for _, name := range names {
 		if want := "# TYPE " + strings.ReplaceAll(strings.Trim(name, `"`), ".", "_"); !strings.Contains(page, want) {
 			t.Errorf("/metrics lacks %s", name)
 		}
@@ -375,7 +380,7 @@ func (s *Scheduler) intakeFor(t *testing.T, address string) {
 	info := s.fleet.View().Member(id).Info
 	with := *info
 	with.Models, with.Address, with.BlockSize = []string{"m"}, address, blockSize
-	s.fleet.Heard(id, with, nil, time.Now())
+	s.fleet.Receive(id, with, nil, time.Now())
 }
 
 func TestRunOnce(t *testing.T) {
@@ -428,7 +433,7 @@ func (s *syncBuffer) String() string {
 	return s.b.String()
 }
 
-// TestSchedulersKnowOfEachOther: what one charges the other sees, through the
+// TestSchedulersKnowOfEachOther: what one reserves the other sees, through the
 // server that one of them embeds.
 func TestSchedulersKnowOfEachOther(t *testing.T) {
 	a, stopA := start(t, Config{})
@@ -445,17 +450,17 @@ func TestSchedulersKnowOfEachOther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	charged := func(c api.AdminClient, want uint32) func() bool {
+	reserved := func(c api.AdminClient, want uint32) func() bool {
 		return func() bool {
 			f, err := c.ListMembers(t.Context(), &api.ListMembersRequest{})
 			return err == nil && len(f.GetMembers()) == 1 && f.GetMembers()[0].GetReservedRequests() == want
 		}
 	}
-	await.True(t, "the other sees the charge", charged(api.NewAdminClient(toB), 1))
+	await.True(t, "the other sees the reservation", reserved(api.NewAdminClient(toB), 1))
 	if _, err := second.Report(t.Context(), &api.ReportRequest{Reports: []*api.Report{{DecisionId: d.GetDecisionId(), Outcome: api.Outcome_OUTCOME_CANCELLED}}}); err != nil {
 		t.Fatal(err)
 	}
-	await.True(t, "the end is known", charged(api.NewAdminClient(toA), 0))
+	await.True(t, "the end is known", reserved(api.NewAdminClient(toA), 0))
 	if err := errors.Join(stopB(), stopA()); err != nil {
 		t.Error(err)
 	}

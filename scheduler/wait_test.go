@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvscout/kvscout/e2e/await"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
+	"github.com/kvscout/kvscout/scheduler/internal/serve"
 )
 
 // waiting is a scheduler with one busy member, whose connections last so long.
@@ -20,7 +21,7 @@ func waiting(t *testing.T, age time.Duration, cfg Config) (*Scheduler, api.Sched
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.age = age
+	s.serving.Age = age
 	stop := run(t, s)
 	agent(t, "nats://"+s.Addrs().NATS, 3)
 	client := api.NewSchedulerClient(dial(t, s))
@@ -73,10 +74,7 @@ func TestAWaitOutlivesItsConnection(t *testing.T) {
 	const age = 20 * time.Millisecond
 	s, client, _ := waiting(t, age, Config{QueueLength: 10, QueueBudget: time.Nanosecond})
 	waited(t, s, client, 5*age)
-	if connectionGrace <= longestWait {
-		t.Errorf("connections last %v after their age, a request may wait %v", connectionGrace, longestWait)
-	}
-	if _, err := New(Config{QueueWait: longestWait + 1}); err == nil || !strings.Contains(err.Error(), "queue-wait") {
+	if _, err := New(Config{QueueWait: serve.LongestWait + 1}); err == nil || !strings.Contains(err.Error(), "queue-wait") {
 		t.Errorf("a longer wait: %v", err)
 	}
 }

@@ -33,7 +33,7 @@ const within = time.Second
 // what lies further back.
 func TestFaultsLeaveNoPhantoms(t *testing.T) {
 	t.Parallel()
-	r := open(t, realvllm.Config{Ring: 16})
+	r := open(t, "", realvllm.Config{Ring: 16})
 	b := &broken{run: r, program: build(t), state: t.TempDir()}
 
 	r.phase("batches lost for good", b.loss)
@@ -72,7 +72,7 @@ func (b *broken) launch(args ...string) {
 		b.t.Fatal(err)
 	}
 	b.log = log
-	if events, replay, err := b.engine.Untold(b.t.Context()); err == nil && events != "" {
+	if events, replay, err := b.engine.ExplicitEndpoints(b.t.Context()); err == nil && events != "" {
 		args = append([]string{"-events", events, "-replay", replay}, args...) // what args say wins
 	}
 	cmd := exec.Command(b.program, append([]string{"-nats-url", b.stage.NATS, "-engine", b.engine.URL(), "-pod", pod, "-admin-address", "127.0.0.1:0"}, args...)...)
@@ -166,7 +166,7 @@ func (b *broken) doubted() (reason func() string) {
 }
 
 // free waits until nothing is promised of what the engine does not hold, and
-// the picture is settled, and holds the time against the promise.
+// the cache state is settled, and holds the time against the promise.
 func (b *broken) free(ended time.Time, limit time.Duration, reason func() string, gone [][]uint32) {
 	b.t.Helper()
 	for {
@@ -245,8 +245,8 @@ func (b *broken) alone() {
 	b.serve(more)
 	b.follow("-state-dir", b.state)
 	b.until("be exact", stage.Exact)
-	if n := b.counted("kvscout_agent_state_events_total", "resumed"); n != 1 {
-		b.t.Errorf("the saved picture was resumed %v times", n)
+	if n := b.counted("kvscout_agent_state_loads_total", "resumed"); n != 1 {
+		b.t.Errorf("the saved cache state was resumed %v times", n)
 	}
 	b.requests(5, realvllm.Request{})
 	for _, tokens := range append(list[15:], more...) {
@@ -320,7 +320,7 @@ func (b *broken) killed() {
 	}
 }
 
-// together kills both and starts both, with a saved picture of the life before.
+// together kills both and starts both, with a saved cache state of the life before.
 func (b *broken) together() {
 	b.signal(syscall.SIGKILL)
 	_ = b.process.Wait()
@@ -337,8 +337,8 @@ func (b *broken) together() {
 	ended := time.Now()
 	b.launch("-state-dir", b.state)
 	b.free(ended, within, reason, old)
-	if n := b.counted("kvscout_agent_state_events_total", "disproved"); n != 1 {
-		b.t.Errorf("the picture of the life before was refused %v times", n)
+	if n := b.counted("kvscout_agent_state_loads_total", "disproved"); n != 1 {
+		b.t.Errorf("the cache state of the life before was refused %v times", n)
 	}
 	b.requests(10, realvllm.Request{})
 }
@@ -357,7 +357,7 @@ func (b *broken) saved(than time.Time) {
 			}
 		}
 		if time.Since(than) > patience {
-			b.t.Fatal("the picture is not saved")
+			b.t.Fatal("the cache state is not saved")
 		}
 		time.Sleep(20 * time.Millisecond)
 	}

@@ -7,16 +7,17 @@
 # plain wheel of the same number does the same work. DATE holds the loose
 # requirements where they stood a few weeks after the release.
 set -euo pipefail
-version=$1 home=$2
+version=$1 home=$2 triton=
 here=$(cd "$(dirname "$0")" && pwd)
 
+# triton, where named, is the one that torch wants, and not what vLLM pins.
 # torchvision, where named, replaces the one that the requirements resolve to.
 case $version in
   0.3[0-9].* | 0.29.* | 0.28.*) torch=2.13.0 vision= date= ;;
   0.2[1-7].*) torch=2.11.0 vision=0.26.0 date=2026-09-01 ;;
-  0.20.*) torch=2.11.0 vision=0.26.0 date=2026-06-15 ;;
+  0.20.*) torch=2.11.0 vision=0.26.0 date=2026-05-25 ;;
   0.16.* | 0.17.*) torch=2.10.0 vision=0.25.0 date=2026-04-15 ;;
-  0.11.*) torch=2.8.0 vision=0.23.0 date=2025-12-20 ;;
+  0.11.*) torch=2.8.0 vision=0.23.0 date=2025-12-20 triton=3.4.0 ;;
   0.10.2) torch=2.6.0 vision=0.21.0 date=2025-12-20 ;;
   *) echo "install.sh: vLLM $version is not in the table of this script: add its torch version" >&2; exit 2 ;;
 esac
@@ -32,6 +33,7 @@ cat > "$home/overrides.txt" <<OVERRIDES
 torch==$torch
 torchaudio ; python_version < "3"
 torchcodec ; python_version < "3"
+${triton:+triton==$triton}
 OVERRIDES
 echo "installing vLLM $version for CPU into $home (4 to 7 GB)"
 for attempt in 1 2 3; do

@@ -19,8 +19,8 @@ import (
 // event endpoint is told to be the neighbour's.
 func TestNeighboursSocketIsNotBelieved(t *testing.T) {
 	t.Parallel()
-	r := open(t, realvllm.Config{})
-	other := open(t, realvllm.Config{})
+	r := open(t, "", realvllm.Config{})
+	other := open(t, "", realvllm.Config{})
 	front := front(t, r.engine, other.engine)
 	other.complete(realvllm.Request{Tokens: other.prompt(), MaxTokens: 40})
 	var err error

@@ -53,7 +53,7 @@ func (s *served) answered() bool {
 func TestShortRequestsOvertakeAndLongOnesAreServed(t *testing.T) {
 	t.Parallel()
 	// One request at a time and short steps, so that a few prompts make a queue.
-	r := open(t, realvllm.Config{Args: []string{
+	r := open(t, "", realvllm.Config{Args: []string{
 		"--scheduling-policy", "priority", "--max-num-seqs", "1", "--max-num-batched-tokens", "256",
 	}})
 	r.startAgent()

@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -166,7 +167,11 @@ func (e *Engine) command() *exec.Cmd {
 		"VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1", "VLLM_NO_USAGE_STATS=1",
 		"DO_NOT_TRACK=1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
 	if crashesUnbound.MatchString(e.Release()) {
-		cmd.Env = append(cmd.Env, "VLLM_CPU_OMP_THREADS_BIND=0-1")
+		processors := "0-1"
+		if e.cfg.Ranks > 1 {
+			processors = strings.Repeat("0|", e.cfg.Ranks-1) + "0" // one list for each rank
+		}
+		cmd.Env = append(cmd.Env, "VLLM_CPU_OMP_THREADS_BIND="+processors)
 	}
 	if e.cfg.Offload {
 		cmd.Env = append(cmd.Env, "PYTHONPATH="+e.cfg.Home)
@@ -193,9 +198,9 @@ var scalesOut = regexp.MustCompile(`^0\.[12]\d\.`)
 // Release of vLLM: the name of the folder that it was installed into.
 func (e *Engine) Release() string { return filepath.Base(e.cfg.Home) }
 
-// Untold are the endpoints of events and replay that an agent must be given,
+// ExplicitEndpoints are the endpoints of events and replay that an agent must be given,
 // because the release does not tell them itself; empty since 0.31.
-func (e *Engine) Untold(ctx context.Context) (events, replay string, err error) {
+func (e *Engine) ExplicitEndpoints(ctx context.Context) (events, replay string, err error) {
 	status, _, err := e.Do(ctx, http.MethodGet, "/kv_event_sources", nil)
 	if err != nil || status == http.StatusOK {
 		return "", "", err

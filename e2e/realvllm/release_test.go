@@ -52,8 +52,7 @@ func keep(release string, p realvllm.Phase) {
 
 func TestHybridModelsAreTheEnginesOwnToo(t *testing.T) {
 	t.Parallel()
-	r := open(t, realvllm.Config{Model: "hybrid"})
-	r.kind = "hybrid"
+	r := open(t, "hybrid", realvllm.Config{Model: "hybrid"})
 	r.wire()
 	r.startAgent()
 	r.phase("sequential, with evictions", func() { r.requests(40, realvllm.Request{}) })
@@ -63,8 +62,7 @@ func TestHybridModelsAreTheEnginesOwnToo(t *testing.T) {
 
 func TestEachRankIsItsOwn(t *testing.T) {
 	t.Parallel()
-	r := open(t, realvllm.Config{Ranks: 2})
-	r.kind = "ranks"
+	r := open(t, "ranks", realvllm.Config{Ranks: 2})
 	r.startAgent()
 	r.phase("two ranks, by header", func() { r.requests(30, realvllm.Request{}) })
 }
@@ -72,8 +70,7 @@ func TestEachRankIsItsOwn(t *testing.T) {
 func TestOffloadedBlocksCount(t *testing.T) {
 	t.Parallel()
 	// A pool so small that what the host holds counts.
-	r := open(t, realvllm.Config{Offload: true, Blocks: 130})
-	r.kind = "offload"
+	r := open(t, "offload", realvllm.Config{Offload: true, Blocks: 130})
 	r.startAgent()
 	r.phase("sequential, with evictions", func() { r.requests(40, realvllm.Request{}) })
 	r.phase("whole prompts again", func() {
@@ -122,7 +119,7 @@ func (r *run) wire() {
 		w.Groups = append(w.Groups, g)
 	}
 	slices.Sort(w.Groups)
-	events, _, err := r.engine.Untold(r.t.Context())
+	events, _, err := r.engine.ExplicitEndpoints(r.t.Context())
 	if err != nil {
 		r.t.Fatal(err)
 	}

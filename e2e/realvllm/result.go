@@ -49,6 +49,8 @@ type Phase struct {
 	// Trust is the least that an answer came with, and Why its reason.
 	Trust string `json:"trust,omitempty"`
 	Why   string `json:"why,omitempty"`
+	// Cannot is why the release was not asked for this.
+	Cannot string `json:"cannot,omitempty"`
 	// Failed says that something else went wrong.
 	Failed bool `json:"failed,omitempty"`
 }

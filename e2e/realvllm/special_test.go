@@ -60,8 +60,7 @@ var specials = []special{
 // which has served it once.
 func TestSpecialRequests(t *testing.T) {
 	t.Parallel()
-	r := open(t, realvllm.Config{ScaleOut: true, Blocks: 2000})
-	r.kind = "special"
+	r := open(t, "special", realvllm.Config{ScaleOut: true, Blocks: 2000})
 	r.startAgent()
 	r.renders()
 	for _, s := range specials {

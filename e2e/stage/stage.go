@@ -21,6 +21,7 @@ import (
 
 	"github.com/kvscout/kvscout/agent"
 	"github.com/kvscout/kvscout/e2e/loopback"
+	"github.com/kvscout/kvscout/protocol/client"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler"
 )
@@ -29,7 +30,7 @@ const (
 	local = "127.0.0.1:0"
 	// Where the scheduler and its NATS server are, on a host of the stage's own:
 	// they come back there.
-	grpcPort, adminPort, natsPort = "25051", "29479", "24222"
+	grpcPort, httpPort, adminPort, natsPort = "25051", "25080", "29479", "24222"
 	// probe is short, so that what is waited for is soon known.
 	probe = 50 * time.Millisecond
 	// pollEvery is the time between two questions while waiting.
@@ -59,6 +60,8 @@ type Stage struct {
 
 	// NATS is the URL of the server.
 	NATS string
+	// GRPC and HTTP are host:port of the API.
+	GRPC, HTTP string
 	// Admin is host:port of the scheduler's probes and metrics.
 	Admin string
 
@@ -95,13 +98,13 @@ func New(ctx context.Context, opt Options) (*Stage, error) {
 		return nil, err
 	}
 	s.ctx, s.cancel = context.WithCancel(ctx)
+	s.GRPC = net.JoinHostPort(s.host, grpcPort)
+	s.HTTP = net.JoinHostPort(s.host, httpPort)
 	s.Admin = net.JoinHostPort(s.host, adminPort)
 	if s.NATS == "" {
 		s.NATS = "nats://" + net.JoinHostPort(s.host, natsPort)
 	}
-	s.conn, err = grpc.NewClient(net.JoinHostPort(s.host, grpcPort), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(maxMessage), grpc.MaxCallRecvMsgSize(maxMessage)),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: again, Multiplier: 1, MaxDelay: again}, MinConnectTimeout: 20 * time.Second}))
+	s.conn, err = grpc.NewClient(s.GRPC, dial()...)
 	if err == nil {
 		s.Client, s.Operator = api.NewSchedulerClient(s.conn), api.NewAdminClient(s.conn)
 		err = s.StartScheduler()
@@ -112,11 +115,25 @@ func New(ctx context.Context, opt Options) (*Stage, error) {
 	return s, nil
 }
 
+// dial is how the scheduler is reached.
+func dial() []grpc.DialOption {
+	return []grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(maxMessage), grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: again, Multiplier: 1, MaxDelay: again}, MinConnectTimeout: 20 * time.Second}),
+	}
+}
+
+// Proxy is the client of a proxy of the stage, which waits so long for an answer.
+func (s *Stage) Proxy(timeout time.Duration) (*client.Client, error) {
+	return client.New(client.Config{Schedulers: []string{s.GRPC}, Timeout: timeout, Dial: dial()})
+}
+
 // StartScheduler starts the scheduler that StopScheduler stopped, at the same
 // addresses, and waits until it serves.
 func (s *Stage) StartScheduler() error {
 	cfg := scheduler.Config{
-		GRPCAddress: net.JoinHostPort(s.host, grpcPort), AdminAddress: s.Admin, NATSURL: s.opt.NATS, NATSAddress: net.JoinHostPort(s.host, natsPort),
+		GRPCAddress: s.GRPC, HTTPAddress: s.HTTP, AdminAddress: s.Admin, NATSURL: s.opt.NATS, NATSAddress: net.JoinHostPort(s.host, natsPort),
 		StopWait: time.Second, Log: s.opt.Log,
 	}
 	if s.opt.Change != nil {
@@ -272,12 +289,12 @@ func (s *Stage) Until(ctx context.Context, patience time.Duration, id, what stri
 	}
 }
 
-// Exact is the condition that the member's picture is proven.
+// Exact is the condition that the member's cache state is proven.
 func Exact(m *api.MemberState) bool {
 	return m.GetCacheState().GetTrust() == api.Trust_TRUST_EXACT
 }
 
-// Trusted says that a candidate's picture is proven.
+// Trusted says that a candidate's cache state is proven.
 func Trusted(c *api.Candidate) bool {
 	return c.GetCacheState().GetTrust() == api.Trust_TRUST_EXACT
 }

@@ -29,6 +29,12 @@ const Scheme = 1
 // Key is the chained key of a block. Zero is never a key.
 type Key uint64
 
+// Keys are numbers from a wire as keys: the same memory, which nobody may change
+// from then on.
+func Keys(numbers []uint64) []Key {
+	return unsafe.Slice((*Key)(unsafe.SliceData(numbers)), len(numbers))
+}
+
 // Lead is how many keys are named with a block to say what it follows: those
 // before it, its parent last, fewer only where its chain begins. An index that
 // has an entry for one key in Lead finds the parent by them.

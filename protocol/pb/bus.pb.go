@@ -87,20 +87,20 @@ func (Lane) EnumDescriptor() ([]byte, []int) {
 	return file_pb_bus_proto_rawDescGZIP(), []int{0}
 }
 
-// Trust is how far a picture of one engine's cache can be believed.
+// Trust is how far a cache state of one engine's cache can be believed.
 type Trust int32
 
 const (
 	// TRUST_UNSPECIFIED is never sent.
 	Trust_TRUST_UNSPECIFIED Trust = 0
-	// TRUST_UNKNOWN: no picture, the engine publishes no usable events.
+	// TRUST_UNKNOWN: no cache state, the engine publishes no usable events.
 	Trust_TRUST_UNKNOWN Trust = 1
 	// TRUST_APPROXIMATE: nothing believed held is absent to the best of
-	// knowledge, but blocks may be missing from the picture.
+	// knowledge, but blocks may be missing from the cache state.
 	Trust_TRUST_APPROXIMATE Trust = 2
-	// TRUST_SYNCING: the picture is being rebuilt.
+	// TRUST_SYNCING: the cache state is being rebuilt.
 	Trust_TRUST_SYNCING Trust = 3
-	// TRUST_EXACT: the picture equals what the engine has announced.
+	// TRUST_EXACT: the cache state equals what the engine has announced.
 	Trust_TRUST_EXACT Trust = 4
 )
 
@@ -282,7 +282,7 @@ type Header struct {
 	// epoch names one life of one engine process; later lives have larger numbers.
 	Epoch uint64 `protobuf:"fixed64,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// sequence of the last delta of this epoch that the message stands on. The
-	// first delta of an epoch has sequence 1; 0 is the empty picture.
+	// first delta of an epoch has sequence 1; 0 is the empty cache state.
 	Sequence uint64 `protobuf:"varint,4,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// rule at sequence; absent: hits end at any block and nothing is dropped.
 	Rule          *HitRule `protobuf:"bytes,5,opt,name=rule,proto3" json:"rule,omitempty"`
@@ -676,9 +676,13 @@ type Delta struct {
 	// that was split for size carries them in
 	// its last part only.
 	Lanes []*LaneState `protobuf:"bytes,3,rep,name=lanes,proto3" json:"lanes,omitempty"`
-	// engine_batches of this epoch that the picture stands on: one more than the
+	// engine_batches of this epoch that the cache state stands on: one more than the
 	// sequence of the newest; 0: none.
 	EngineBatches uint64 `protobuf:"varint,4,opt,name=engine_batches,json=engineBatches,proto3" json:"engine_batches,omitempty"`
+	// event_time_us is the engine's own time stamp of the oldest event batch that is
+	// new in this delta, in Unix microseconds; 0: none, or only batches that were
+	// replayed.
+	EventTimeUs   uint64 `protobuf:"varint,5,opt,name=event_time_us,json=eventTimeUs,proto3" json:"event_time_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -737,6 +741,13 @@ func (x *Delta) GetLanes() []*LaneState {
 func (x *Delta) GetEngineBatches() uint64 {
 	if x != nil {
 		return x.EngineBatches
+	}
+	return 0
+}
+
+func (x *Delta) GetEventTimeUs() uint64 {
+	if x != nil {
+		return x.EventTimeUs
 	}
 	return 0
 }
@@ -819,7 +830,12 @@ type MemberInfo struct {
 	Blocks      uint64 `protobuf:"varint,12,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	MaxModelLen uint64 `protobuf:"varint,13,opt,name=max_model_len,json=maxModelLen,proto3" json:"max_model_len,omitempty"`
 	// labels as given to the agent; docs/OPERATIONS.md names those with a meaning.
-	Labels        map[string]string `protobuf:"bytes,14,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Labels map[string]string `protobuf:"bytes,14,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// hides_extra_keys: the engine's events name no cache salts and no multimodal
+	// items, so that its blocks of prompts with either are not known by their keys.
+	HidesExtraKeys bool `protobuf:"varint,15,opt,name=hides_extra_keys,json=hidesExtraKeys,proto3" json:"hides_extra_keys,omitempty"`
+	// offloads: the engine has announced blocks outside GPU memory.
+	Offloads      bool `protobuf:"varint,16,opt,name=offloads,proto3" json:"offloads,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -952,6 +968,20 @@ func (x *MemberInfo) GetLabels() map[string]string {
 	return nil
 }
 
+func (x *MemberInfo) GetHidesExtraKeys() bool {
+	if x != nil {
+		return x.HidesExtraKeys
+	}
+	return false
+}
+
+func (x *MemberInfo) GetOffloads() bool {
+	if x != nil {
+		return x.Offloads
+	}
+	return false
+}
+
 // Load is one sample of an engine's state. Absent means unknown, never zero.
 type Load struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -984,8 +1014,12 @@ type Load struct {
 	// Tokens of prompt and output of the requests that ended.
 	RequestPromptTokens     *float64 `protobuf:"fixed64,18,opt,name=request_prompt_tokens,json=requestPromptTokens,proto3,oneof" json:"request_prompt_tokens,omitempty"`
 	RequestGenerationTokens *float64 `protobuf:"fixed64,19,opt,name=request_generation_tokens,json=requestGenerationTokens,proto3,oneof" json:"request_generation_tokens,omitempty"`
-	unknownFields           protoimpl.UnknownFields
-	sizeCache               protoimpl.SizeCache
+	// process_start_ms names the engine's process that answered, by the Unix time
+	// at which it began as far as the agent can tell: another number is another
+	// process. 0: not known.
+	ProcessStartMs uint64 `protobuf:"varint,20,opt,name=process_start_ms,json=processStartMs,proto3" json:"process_start_ms,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Load) Reset() {
@@ -1151,7 +1185,14 @@ func (x *Load) GetRequestGenerationTokens() float64 {
 	return 0
 }
 
-// Heartbeat says that a member lives, how loaded it is, and what its picture
+func (x *Load) GetProcessStartMs() uint64 {
+	if x != nil {
+		return x.ProcessStartMs
+	}
+	return 0
+}
+
+// Heartbeat says that a member lives, how loaded it is, and what its cache state
 // must look like at header.sequence.
 type Heartbeat struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -1273,7 +1314,7 @@ func (x *Heartbeat) GetRelease() string {
 	return ""
 }
 
-// SnapshotRequest asks a member for its whole picture.
+// SnapshotRequest asks a member for its whole cache state.
 type SnapshotRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Version       uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
@@ -1437,11 +1478,11 @@ type Verdict struct {
 	Version uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	// member that it is about; must equal the subject's.
 	Member string `protobuf:"bytes,2,opt,name=member,proto3" json:"member,omitempty"`
-	// sender is a random number of one life of one scheduler; never 0.
+	// sender is a random number of one incarnation of one scheduler; never 0.
 	Sender uint64 `protobuf:"fixed64,3,opt,name=sender,proto3" json:"sender,omitempty"`
 	// scheduler is the sender's name for people.
 	Scheduler string `protobuf:"bytes,4,opt,name=scheduler,proto3" json:"scheduler,omitempty"`
-	// trust of the member's picture there, and why it is not EXACT.
+	// trust of the member's cache state there, and why it is not EXACT.
 	Trust  Trust  `protobuf:"varint,5,opt,name=trust,proto3,enum=kvscout.bus.v1.Trust" json:"trust,omitempty"`
 	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
 	// refused says why what the member says does not count there; empty: it does.
@@ -1553,13 +1594,13 @@ func (x *Verdict) GetRelease() string {
 type Picks struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Version uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
-	// sender is a random number of one life of one scheduler; never 0.
+	// sender is a random number of one incarnation of one scheduler; never 0.
 	Sender uint64 `protobuf:"fixed64,2,opt,name=sender,proto3" json:"sender,omitempty"`
 	// sequence counts the sender's messages, from 1.
-	Sequence uint64    `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Charges  []*Charge `protobuf:"bytes,4,rep,name=charges,proto3" json:"charges,omitempty"`
-	Ends     []*End    `protobuf:"bytes,5,rep,name=ends,proto3" json:"ends,omitempty"`
-	// name of the sender for people, in messages without charges and ends.
+	Sequence     uint64         `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Reservations []*Reservation `protobuf:"bytes,4,rep,name=reservations,proto3" json:"reservations,omitempty"`
+	Ends         []*End         `protobuf:"bytes,5,rep,name=ends,proto3" json:"ends,omitempty"`
+	// name of the sender for people, in messages without reservations and ends.
 	Name          string `protobuf:"bytes,6,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1616,9 +1657,9 @@ func (x *Picks) GetSequence() uint64 {
 	return 0
 }
 
-func (x *Picks) GetCharges() []*Charge {
+func (x *Picks) GetReservations() []*Reservation {
 	if x != nil {
-		return x.Charges
+		return x.Reservations
 	}
 	return nil
 }
@@ -1637,8 +1678,8 @@ func (x *Picks) GetName() string {
 	return ""
 }
 
-// Charge is one decision.
-type Charge struct {
+// Reservation is one decision and what it reserves.
+type Reservation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// decision as named in Report.
 	Decision uint64 `protobuf:"fixed64,1,opt,name=decision,proto3" json:"decision,omitempty"`
@@ -1654,8 +1695,8 @@ type Charge struct {
 	FirstTokenMs float64 `protobuf:"fixed64,7,opt,name=first_token_ms,json=firstTokenMs,proto3" json:"first_token_ms,omitempty"`
 	// cached_tokens predicted.
 	CachedTokens uint64 `protobuf:"varint,8,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
-	// marks are the keys of every mark_stride-th block of the prompt, from the
-	// first of them on: what will be held there when it is computed. At most 256.
+	// marks are the keys of the first of every mark_stride blocks of the prompt:
+	// what will be held there when it is computed. At most 256.
 	Marks      []uint64 `protobuf:"fixed64,9,rep,packed,name=marks,proto3" json:"marks,omitempty"`
 	MarkStride uint32   `protobuf:"varint,10,opt,name=mark_stride,json=markStride,proto3" json:"mark_stride,omitempty"`
 	// predicted_ms is how long marks are to be believed without an event.
@@ -1668,26 +1709,26 @@ type Charge struct {
 	EndMs float64 `protobuf:"fixed64,14,opt,name=end_ms,json=endMs,proto3" json:"end_ms,omitempty"`
 	// session is what the session or the conversation is recognised by: of a
 	// session that has a name its XXH64, which the next request of it has, too; 0:
-	// none. Its last member is the one that was charged.
+	// none. Its last member is the one that it was reserved on.
 	Session       uint64 `protobuf:"fixed64,15,opt,name=session,proto3" json:"session,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Charge) Reset() {
-	*x = Charge{}
+func (x *Reservation) Reset() {
+	*x = Reservation{}
 	mi := &file_pb_bus_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Charge) String() string {
+func (x *Reservation) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Charge) ProtoMessage() {}
+func (*Reservation) ProtoMessage() {}
 
-func (x *Charge) ProtoReflect() protoreflect.Message {
+func (x *Reservation) ProtoReflect() protoreflect.Message {
 	mi := &file_pb_bus_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1699,110 +1740,110 @@ func (x *Charge) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Charge.ProtoReflect.Descriptor instead.
-func (*Charge) Descriptor() ([]byte, []int) {
+// Deprecated: Use Reservation.ProtoReflect.Descriptor instead.
+func (*Reservation) Descriptor() ([]byte, []int) {
 	return file_pb_bus_proto_rawDescGZIP(), []int{15}
 }
 
-func (x *Charge) GetDecision() uint64 {
+func (x *Reservation) GetDecision() uint64 {
 	if x != nil {
 		return x.Decision
 	}
 	return 0
 }
 
-func (x *Charge) GetMember() string {
+func (x *Reservation) GetMember() string {
 	if x != nil {
 		return x.Member
 	}
 	return ""
 }
 
-func (x *Charge) GetEpoch() uint64 {
+func (x *Reservation) GetEpoch() uint64 {
 	if x != nil {
 		return x.Epoch
 	}
 	return 0
 }
 
-func (x *Charge) GetAgeMs() uint32 {
+func (x *Reservation) GetAgeMs() uint32 {
 	if x != nil {
 		return x.AgeMs
 	}
 	return 0
 }
 
-func (x *Charge) GetUncachedTokens() uint64 {
+func (x *Reservation) GetUncachedTokens() uint64 {
 	if x != nil {
 		return x.UncachedTokens
 	}
 	return 0
 }
 
-func (x *Charge) GetPrefillMs() float64 {
+func (x *Reservation) GetPrefillMs() float64 {
 	if x != nil {
 		return x.PrefillMs
 	}
 	return 0
 }
 
-func (x *Charge) GetFirstTokenMs() float64 {
+func (x *Reservation) GetFirstTokenMs() float64 {
 	if x != nil {
 		return x.FirstTokenMs
 	}
 	return 0
 }
 
-func (x *Charge) GetCachedTokens() uint64 {
+func (x *Reservation) GetCachedTokens() uint64 {
 	if x != nil {
 		return x.CachedTokens
 	}
 	return 0
 }
 
-func (x *Charge) GetMarks() []uint64 {
+func (x *Reservation) GetMarks() []uint64 {
 	if x != nil {
 		return x.Marks
 	}
 	return nil
 }
 
-func (x *Charge) GetMarkStride() uint32 {
+func (x *Reservation) GetMarkStride() uint32 {
 	if x != nil {
 		return x.MarkStride
 	}
 	return 0
 }
 
-func (x *Charge) GetPredictedMs() uint32 {
+func (x *Reservation) GetPredictedMs() uint32 {
 	if x != nil {
 		return x.PredictedMs
 	}
 	return 0
 }
 
-func (x *Charge) GetDecode() string {
+func (x *Reservation) GetDecode() string {
 	if x != nil {
 		return x.Decode
 	}
 	return ""
 }
 
-func (x *Charge) GetShare() float64 {
+func (x *Reservation) GetShare() float64 {
 	if x != nil {
 		return x.Share
 	}
 	return 0
 }
 
-func (x *Charge) GetEndMs() float64 {
+func (x *Reservation) GetEndMs() float64 {
 	if x != nil {
 		return x.EndMs
 	}
 	return 0
 }
 
-func (x *Charge) GetSession() uint64 {
+func (x *Reservation) GetSession() uint64 {
 	if x != nil {
 		return x.Session
 	}
@@ -1814,7 +1855,7 @@ type End struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Decision uint64                 `protobuf:"fixed64,1,opt,name=decision,proto3" json:"decision,omitempty"`
 	Kind     End_Kind               `protobuf:"varint,2,opt,name=kind,proto3,enum=kvscout.bus.v1.End_Kind" json:"kind,omitempty"`
-	// member that served it; empty: the one that was charged.
+	// member that served it; empty: the one that it was reserved on.
 	Member        string `protobuf:"bytes,3,opt,name=member,proto3" json:"member,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1905,15 +1946,16 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\tLaneState\x12(\n" +
 	"\x04lane\x18\x01 \x01(\x0e2\x14.kvscout.bus.v1.LaneR\x04lane\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x16\n" +
-	"\x06digest\x18\x03 \x01(\x06R\x06digest\"\xc1\x01\n" +
+	"\x06digest\x18\x03 \x01(\x06R\x06digest\"\xe5\x01\n" +
 	"\x05Delta\x12.\n" +
 	"\x06header\x18\x01 \x01(\v2\x16.kvscout.bus.v1.HeaderR\x06header\x120\n" +
 	"\achanges\x18\x02 \x03(\v2\x16.kvscout.bus.v1.ChangeR\achanges\x12/\n" +
 	"\x05lanes\x18\x03 \x03(\v2\x19.kvscout.bus.v1.LaneStateR\x05lanes\x12%\n" +
-	"\x0eengine_batches\x18\x04 \x01(\x04R\rengineBatches\"1\n" +
+	"\x0eengine_batches\x18\x04 \x01(\x04R\rengineBatches\x12\"\n" +
+	"\revent_time_us\x18\x05 \x01(\x04R\veventTimeUs\"1\n" +
 	"\aAdapter\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
-	"\x04root\x18\x02 \x01(\tR\x04root\"\xf9\x03\n" +
+	"\x04root\x18\x02 \x01(\tR\x04root\"\xbf\x04\n" +
 	"\n" +
 	"MemberInfo\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x10\n" +
@@ -1931,10 +1973,12 @@ const file_pb_bus_proto_rawDesc = "" +
 	"block_size\x18\v \x01(\rR\tblockSize\x12\x16\n" +
 	"\x06blocks\x18\f \x01(\x04R\x06blocks\x12\"\n" +
 	"\rmax_model_len\x18\r \x01(\x04R\vmaxModelLen\x12>\n" +
-	"\x06labels\x18\x0e \x03(\v2&.kvscout.bus.v1.MemberInfo.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\x0e \x03(\v2&.kvscout.bus.v1.MemberInfo.LabelsEntryR\x06labels\x12(\n" +
+	"\x10hides_extra_keys\x18\x0f \x01(\bR\x0ehidesExtraKeys\x12\x1a\n" +
+	"\boffloads\x18\x10 \x01(\bR\boffloads\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfc\b\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa6\t\n" +
 	"\x04Load\x12\x15\n" +
 	"\x06age_ms\x18\x01 \x01(\rR\x05ageMs\x12\x1d\n" +
 	"\arunning\x18\x02 \x01(\rH\x00R\arunning\x88\x01\x01\x12\x1d\n" +
@@ -1956,7 +2000,8 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\bsleeping\x18\x10 \x01(\bH\rR\bsleeping\x88\x01\x01\x12 \n" +
 	"\vunreachable\x18\x11 \x01(\bR\vunreachable\x127\n" +
 	"\x15request_prompt_tokens\x18\x12 \x01(\x01H\x0eR\x13requestPromptTokens\x88\x01\x01\x12?\n" +
-	"\x19request_generation_tokens\x18\x13 \x01(\x01H\x0fR\x17requestGenerationTokens\x88\x01\x01B\n" +
+	"\x19request_generation_tokens\x18\x13 \x01(\x01H\x0fR\x17requestGenerationTokens\x88\x01\x01\x12(\n" +
+	"\x10process_start_ms\x18\x14 \x01(\x04R\x0eprocessStartMsB\n" +
 	"\n" +
 	"\b_runningB\n" +
 	"\n" +
@@ -2010,15 +2055,15 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\arefused\x18\a \x01(\tR\arefused\x12\x1f\n" +
 	"\vinterval_ms\x18\b \x01(\rR\n" +
 	"intervalMs\x12\x18\n" +
-	"\arelease\x18\t \x01(\tR\arelease\"\xc4\x01\n" +
+	"\arelease\x18\t \x01(\tR\arelease\"\xd3\x01\n" +
 	"\x05Picks\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x16\n" +
 	"\x06sender\x18\x02 \x01(\x06R\x06sender\x12\x1a\n" +
-	"\bsequence\x18\x03 \x01(\x04R\bsequence\x120\n" +
-	"\acharges\x18\x04 \x03(\v2\x16.kvscout.bus.v1.ChargeR\acharges\x12'\n" +
+	"\bsequence\x18\x03 \x01(\x04R\bsequence\x12?\n" +
+	"\freservations\x18\x04 \x03(\v2\x1b.kvscout.bus.v1.ReservationR\freservations\x12'\n" +
 	"\x04ends\x18\x05 \x03(\v2\x13.kvscout.bus.v1.EndR\x04ends\x12\x12\n" +
-	"\x04name\x18\x06 \x01(\tR\x04name\"\xb5\x03\n" +
-	"\x06Charge\x12\x1a\n" +
+	"\x04name\x18\x06 \x01(\tR\x04name\"\xba\x03\n" +
+	"\vReservation\x12\x1a\n" +
 	"\bdecision\x18\x01 \x01(\x06R\bdecision\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x06R\x05epoch\x12\x15\n" +
@@ -2093,7 +2138,7 @@ var file_pb_bus_proto_goTypes = []any{
 	(*SnapshotChunk)(nil),   // 15: kvscout.bus.v1.SnapshotChunk
 	(*Verdict)(nil),         // 16: kvscout.bus.v1.Verdict
 	(*Picks)(nil),           // 17: kvscout.bus.v1.Picks
-	(*Charge)(nil),          // 18: kvscout.bus.v1.Charge
+	(*Reservation)(nil),     // 18: kvscout.bus.v1.Reservation
 	(*End)(nil),             // 19: kvscout.bus.v1.End
 	nil,                     // 20: kvscout.bus.v1.MemberInfo.LabelsEntry
 }
@@ -2121,7 +2166,7 @@ var file_pb_bus_proto_depIdxs = []int32{
 	8,  // 20: kvscout.bus.v1.SnapshotChunk.lanes:type_name -> kvscout.bus.v1.LaneState
 	1,  // 21: kvscout.bus.v1.SnapshotChunk.trust:type_name -> kvscout.bus.v1.Trust
 	1,  // 22: kvscout.bus.v1.Verdict.trust:type_name -> kvscout.bus.v1.Trust
-	18, // 23: kvscout.bus.v1.Picks.charges:type_name -> kvscout.bus.v1.Charge
+	18, // 23: kvscout.bus.v1.Picks.reservations:type_name -> kvscout.bus.v1.Reservation
 	19, // 24: kvscout.bus.v1.Picks.ends:type_name -> kvscout.bus.v1.End
 	2,  // 25: kvscout.bus.v1.End.kind:type_name -> kvscout.bus.v1.End.Kind
 	26, // [26:26] is the sub-list for method output_type

@@ -46,17 +46,6 @@ func (b Build) String() string {
 	return fmt.Sprintf("%s (commit %s, %s, %s)", b.Version, b.Commit, b.Date, b.Go)
 }
 
-// Start writes the first line of a program's log: what it is, and what is in
-// force.
-func Start(log *slog.Logger, program string, list []Setting) {
-	b := Built()
-	attributes := []any{"version", b.Version, "commit", b.Commit, "date", b.Date, "go", b.Go}
-	for _, s := range list {
-		attributes = append(attributes, s.Name, s.Value)
-	}
-	log.Info(program+" starts", attributes...)
-}
-
 // Changes are the attributes of a line about settings that differ: of each the
 // old and the new value.
 func Changes(was, is []Setting) (attributes []any) {

@@ -1,5 +1,6 @@
-// Package telemetry sets OpenTelemetry up and holds every name that the two
-// processes show to the world: metrics, spans and attributes (names.go).
+// Package telemetry sets OpenTelemetry up, and holds the names that the two
+// processes share: labels, spans and attributes (names.go). Metrics are named where
+// they are made.
 //
 // Metrics are always collected, for the process's own /metrics page. When the
 // environment names an OTLP endpoint (OTEL_EXPORTER_OTLP_ENDPOINT, or the
@@ -90,7 +91,9 @@ func New(ctx context.Context, cfg Config) (_ *Telemetry, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("metrics page: %w", err)
 	}
-	options := []sdkmetric.Option{sdkmetric.WithResource(res), sdkmetric.WithReader(page)}
+	options := []sdkmetric.Option{sdkmetric.WithResource(res), sdkmetric.WithReader(page),
+		// Prometheus keeps _count for histograms.
+		sdkmetric.WithView(sdkmetric.NewView(sdkmetric.Instrument{Name: "go.goroutine.count"}, sdkmetric.Stream{Name: "go.goroutines"}))}
 	if wanted("METRICS") {
 		if reader, err := autoexport.NewMetricReader(ctx); err != nil {
 			cfg.Log.Error("metrics are not exported: see the OTEL_ variables", "error", err)

@@ -25,7 +25,7 @@ func TestPageShowsMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tel.Shutdown(context.Background())
-	counter, err := tel.Meters.Meter(Scope).Int64Counter(SchedulerDecisions)
+	counter, err := tel.Meters.Meter(Scope).Int64Counter("kvscout.scheduler.decisions")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func TestPageShowsMetrics(t *testing.T) {
 	page, _ := io.ReadAll(rec.Body)
 	for _, want := range []string{
 		`kvscout_scheduler_decisions_total{policy="default"} 3`,
-		`service_name="kvscout-test"`, `service_version="1.2.3"`, "go_goroutine_count",
+		`service_name="kvscout-test"`, `service_version="1.2.3"`, "go_goroutines",
 	} {
 		if !strings.Contains(string(page), want) {
 			t.Errorf("page lacks %q:\n%s", want, page)

@@ -33,7 +33,7 @@ NATS is, and nothing else:
 
 Model, block size, ranks and adapters it learns from the engine, and since vLLM
 0.31 also where the events are. Without a replay endpoint every lost connection
-costs the whole picture.
+costs the whole cache state.
 
 Each flag has an environment variable of the same name (-pod-uid:
 KVSCOUT_POD_UID), and a line of that name in the file of -config (pod-uid: ...).
@@ -54,7 +54,8 @@ func main() {
 }
 
 func run(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer) int {
-	cfg, err := parse(args, getenv, stdout, stderr)
+	program := &settings.Program{Name: "kvscout-agent", Intro: intro}
+	cfg, err := parse(program, args, getenv, stdout, stderr)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		return 0
@@ -62,7 +63,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 		fmt.Fprintf(stderr, "kvscout-agent: %v\n", err)
 		return 2
 	}
-	settings.Start(cfg.Log, "kvscout-agent", cfg.Settings())
+	program.Start(cfg.Settings())
 	limitMemory(cfg.Log, memlimit.FromCgroup)
 	a, err := agent.New(cfg)
 	if err == nil {
@@ -87,16 +88,14 @@ func limitMemory(log *slog.Logger, container memlimit.Provider) {
 	}
 }
 
-// parse makes a Config of flags, environment and file. What was asked for
-// instead of a run (help, version) it writes to stdout, and returns flag.ErrHelp.
-func parse(args []string, getenv func(string) string, stdout, stderr io.Writer) (agent.Config, error) {
+// parse makes a Config of flags, environment and file; see settings.Program.Read.
+func parse(program *settings.Program, args []string, getenv func(string) string, stdout, stderr io.Writer) (agent.Config, error) {
 	cfg := agent.Defaults()
 	cfg.Version = settings.Built().Version
 	cfg.AdminAddress = "127.0.0.1:9478"
-	level, format, mode := slog.LevelInfo, "text", "connect"
+	mode := "connect"
 
 	fs := flag.NewFlagSet("kvscout-agent", flag.ContinueOnError)
-	fs.SetOutput(io.Discard) // errors are reported once, by run
 	fs.StringVar(&cfg.NATSURL, "nats-url", cfg.NATSURL, "`URL` of the NATS server, or several separated by commas; required")
 	fs.StringVar(&cfg.NATSCredentials, "nats-credentials", cfg.NATSCredentials, "`file` with credentials for -nats-url")
 	fs.StringVar(&cfg.NATSSeed, "nats-seed", cfg.NATSSeed, "`file` with the nkey seed for -nats-url")
@@ -121,6 +120,7 @@ func parse(args []string, getenv func(string) string, stdout, stderr io.Writer) 
 	fs.StringVar(&cfg.StateDir, "state-dir", cfg.StateDir, "`folder`, an emptyDir of the pod, for a file that lets an agent which restarts alone go on where it was; empty: none")
 	fs.StringVar(&cfg.Speculative, "speculative", cfg.Speculative, "`method` of the engine's speculative decoding, as in its --speculative-config, or none; empty: as the engine reports, which it does in development mode")
 	fs.IntVar(&cfg.AttentionChunk, "attention-chunk", cfg.AttentionChunk, "`tokens` of a chunk of chunked-local attention; 0: as the engine reports, likewise")
+	fs.StringVar(&cfg.Groups, "groups", cfg.Groups, "`kinds` of the engine's KV-cache groups in its order: full, sliding:WINDOW, states, chunked, separated by commas; for vLLM 0.20 and 0.21, whose events do not tell them; empty: as they tell")
 	fs.StringVar(&cfg.HashSeed, "hash-seed", cfg.HashSeed, "`text` of PYTHONHASHSEED in the engine's environment, to recompute its block hashes with where its events leave blocks out; empty: its default")
 	fs.DurationVar(&cfg.Audit, "audit", cfg.Audit, "`time` between two one-token requests to an idle engine that check whether a prefix believed held really is; each evicts at most two of the least used blocks; 0: none")
 	fs.StringVar(&cfg.AdminAddress, "admin-address", cfg.AdminAddress, "`host:port` for /healthz, /readyz, /believed, /metrics and /config; empty: none")
@@ -128,43 +128,15 @@ func parse(args []string, getenv func(string) string, stdout, stderr io.Writer) 
 	fs.DurationVar(&cfg.Probe, "probe", cfg.Probe, "`time` between two looks at the engine's metrics")
 	fs.DurationVar(&cfg.ProbeTimeout, "probe-timeout", cfg.ProbeTimeout, "`time` that the engine may take to answer a poll")
 	fs.IntVar(&cfg.ProbeFailures, "probe-failures", cfg.ProbeFailures, "`number` of polls in a row without an answer after which the engine is not eligible")
-	fs.String(settings.FileFlag, "", "`file` in YAML with settings, named like the flags; a flag or a variable wins over it")
-	fs.TextVar(&level, "log-level", level, "`level`: debug, info, warn or error")
-	fs.StringVar(&format, "log-format", format, "`format` of the log: text or json")
-	show := fs.Bool("version", false, "print version, commit, date and Go version, and end")
-	fs.Usage = func() {}
-	if err := settings.Read(fs, args, getenv, "version"); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			fmt.Fprint(stdout, intro)
-			fs.SetOutput(stdout)
-			fs.PrintDefaults()
-		}
+	if err := program.Read(fs, args, getenv, stdout, stderr); err != nil {
 		return cfg, err
 	}
-	if *show {
-		fmt.Fprintln(stdout, "kvscout-agent", settings.Built())
-		return cfg, flag.ErrHelp
-	}
-	if fs.NArg() > 0 {
-		return cfg, fmt.Errorf("there is no argument %q; flags begin with -, and -help lists them", fs.Arg(0))
-	}
+	cfg.Log = program.Log
 	switch mode {
 	case "connect", "bind":
 		cfg.EventsBind = mode == "bind"
 	default:
 		return cfg, settings.Wrong(fs, "events-mode", "%q is neither connect nor bind", mode)
-	}
-	options := &slog.HandlerOptions{Level: level}
-	switch format {
-	case "text":
-		cfg.Log = slog.New(slog.NewTextHandler(stderr, options))
-	case "json":
-		cfg.Log = slog.New(slog.NewJSONHandler(stderr, options))
-	default:
-		return cfg, settings.Wrong(fs, "log-format", "%q is neither text nor json", format)
-	}
-	for _, text := range settings.Unknown(fs, os.Environ(), "version") {
-		cfg.Log.Warn("unknown environment variable", "problem", text)
 	}
 	cfg.Told = slices.DeleteFunc(settings.Effective(fs, func(name, value string) string {
 		switch name {

@@ -14,13 +14,15 @@ import (
 	"time"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
+
+	"github.com/kvscout/kvscout/protocol/settings"
 )
 
 func TestParse(t *testing.T) {
 	env := map[string]string{"KVSCOUT_POOL": "blue", "KVSCOUT_HEARTBEAT": "2s", "KVSCOUT_NATS_URL": "nats://env:4222",
 		"KVSCOUT_LABEL": "kvscout.role=decode,zone=a"}
 	var out bytes.Buffer
-	cfg, err := parse([]string{"-nats-url", "nats://flag:4222", "-events", "tcp://*:5557", "-events-mode", "bind", "-label", "zone=b=c"}, func(k string) string { return env[k] }, &out, &out)
+	cfg, err := parse(new(settings.Program), []string{"-nats-url", "nats://flag:4222", "-events", "tcp://*:5557", "-events-mode", "bind", "-label", "zone=b=c"}, func(k string) string { return env[k] }, &out, &out)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 // Drained says that Drain was the last of them.
 func (m *Mirror) check(drained bool) error {
 	live, free := 0, 0
-	copied, doubts, waiting, hidden := 0, 0, 0, 0
+	copied, suspects, waiting, hidden := 0, 0, 0, 0
 	claims := map[blockkey.Key]int32{}
 	var count [Lanes + 1]int
 	var digest [Lanes + 1]uint64
@@ -22,7 +22,7 @@ func (m *Mirror) check(drained bool) error {
 				return fmt.Errorf("group %d has %d copies for %d nodes", g.id, len(g.copies), len(m.nodes))
 			}
 			copied += int(g.copies[i].sure)
-			doubts += doubt(g.copies[i])
+			suspects += suspect(g.copies[i])
 		}
 		if !n.has(flagLive) {
 			if m.alive(i) {
@@ -35,7 +35,7 @@ func (m *Mirror) check(drained bool) error {
 		if at := m.find(n.hash); at != i {
 			return fmt.Errorf("hash %x of node %d leads to %d", n.hash, i, at)
 		}
-		if !m.alive(i) && n.child == 0 && n.told == 0 {
+		if !m.alive(i) && n.child == 0 && n.published == 0 {
 			return fmt.Errorf("node %d has no reason to live", i)
 		}
 		if n.has(flagContent) == (n.parent == detached) {
@@ -60,24 +60,24 @@ func (m *Mirror) check(drained bool) error {
 			return fmt.Errorf("node %d: dirty flag and list disagree", i)
 		}
 		for l := range count {
-			if n.told&(1<<l) != 0 {
+			if n.published&(1<<l) != 0 {
 				count[l]++
 				digest[l] ^= blockkey.Digest(n.key)
 			}
 		}
-		if n.told != 0 && n.parent > 0 && n.told&^m.nodes[n.parent].told&allLanes != 0 {
-			return fmt.Errorf("node %d is told on %03b, its parent on %03b", i, n.told, m.nodes[n.parent].told)
+		if n.published != 0 && n.parent > 0 && n.published&^m.nodes[n.parent].published&allLanes != 0 {
+			return fmt.Errorf("node %d is told on %03b, its parent on %03b", i, n.published, m.nodes[n.parent].published)
 		}
-		if n.told != n.visible {
-			return fmt.Errorf("node %d: told %03b, visible %03b", i, n.told, n.visible)
+		if n.published != n.visible {
+			return fmt.Errorf("node %d: told %03b, visible %03b", i, n.published, n.visible)
 		}
 		if drained {
 			want := m.lanes(i)
 			if want&onGPU != 0 && m.usable(i) {
 				want |= isEnd
 			}
-			if n.told != want {
-				return fmt.Errorf("node %d: told %04b, is %04b", i, n.told, want)
+			if n.published != want {
+				return fmt.Errorf("node %d: told %04b, is %04b", i, n.published, want)
 			}
 			if m.retail(i) {
 				return fmt.Errorf("node %d: a tail is out of date", i)
@@ -110,8 +110,8 @@ func (m *Mirror) check(drained bool) error {
 		return fmt.Errorf("%d free nodes are lost", free)
 	case live != m.used || live != m.byHash.used:
 		return fmt.Errorf("%d nodes live, %d counted, %d hashes", live, m.used, m.byHash.used)
-	case copied != m.gpuCopies || doubts != m.doubts:
-		return fmt.Errorf("copies %d counted %d, doubts %d counted %d", copied, m.gpuCopies, doubts, m.doubts)
+	case copied != m.gpuCopies || suspects != m.suspects:
+		return fmt.Errorf("copies %d counted %d, suspects %d counted %d", copied, m.gpuCopies, suspects, m.suspects)
 	case waiting != m.stats.Waiting || hidden != m.stats.Withheld:
 		return fmt.Errorf("waiting %d counted %d, withheld %d counted %d", waiting, m.stats.Waiting, hidden, m.stats.Withheld)
 	case count != m.count || digest != m.digest:

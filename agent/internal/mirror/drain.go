@@ -141,7 +141,7 @@ func (m *Mirror) evaluateFrom(top int32) {
 		if lanes&onGPU != 0 && m.usable(i) {
 			lanes |= isEnd
 		}
-		if lanes != n.told && !n.has(flagChanged) {
+		if lanes != n.published && !n.has(flagChanged) {
 			n.flags |= flagChanged
 			m.changed = append(m.changed, i)
 		}
@@ -189,10 +189,10 @@ func (m *Mirror) lanes(i int32) laneSet {
 
 // lost and gained are the lanes that a node leaves and enters; closed and
 // opened those of them that is Ends.
-func (n *node) lost() laneSet   { return n.told &^ n.visible & allLanes }
-func (n *node) gained() laneSet { return n.visible &^ n.told & allLanes }
-func (n *node) closed() laneSet { return n.told &^ n.visible & isEnd }
-func (n *node) opened() laneSet { return n.visible &^ n.told & isEnd }
+func (n *node) lost() laneSet   { return n.published &^ n.visible & allLanes }
+func (n *node) gained() laneSet { return n.visible &^ n.published & allLanes }
+func (n *node) closed() laneSet { return n.published &^ n.visible & isEnd }
+func (n *node) opened() laneSet { return n.visible &^ n.published & isEnd }
 
 func (m *Mirror) emit(ops []Op) []Op {
 	if len(m.changed) == 0 {
@@ -233,15 +233,15 @@ func (m *Mirror) emit(ops []Op) []Op {
 		for l := range m.count {
 			bit := laneSet(1) << l
 			switch {
-			case n.told&^n.visible&bit != 0:
+			case n.published&^n.visible&bit != 0:
 				m.count[l]--
 				m.digest[l] ^= digest
-			case n.visible&^n.told&bit != 0:
+			case n.visible&^n.published&bit != 0:
 				m.count[l]++
 				m.digest[l] ^= digest
 			}
 		}
-		n.told = n.visible
+		n.published = n.visible
 	}
 	return ops
 }

@@ -113,6 +113,11 @@ func (g *group) attention() bool { return g.kind != State && g.kind != Other }
 // credited at all.
 func (m *Mirror) judge() {
 	m.guess = ""
+	for _, g := range m.groups {
+		if said := &m.cfg.Rule.Groups; g.kind == Unspecified && g.id < len(said) {
+			g.kind, g.window = said[g.id].Kind, max(g.window, said[g.id].Window)
+		}
+	}
 	m.judgeSizes()
 	m.judgeNames()
 	m.judgeDrops()
@@ -137,7 +142,7 @@ func (m *Mirror) judge() {
 		reason = m.outgrown
 	}
 	if unspecified > 0 && len(m.groups) > 1 {
-		m.guess = "several KV-cache groups whose kind is not told: each is followed like full attention"
+		m.guess = "several KV-cache groups whose kind is not told: each is followed like full attention; -groups can say them"
 	}
 	if m.dropped > 1 {
 		m.guess = "blocks of different sizes are dropped of a hit: as much is followed as if all were of the largest"
@@ -423,14 +428,14 @@ func (m *Mirror) set(g *group, i int32, c copies) {
 	}
 	g.copies[i] = c
 	m.gpuCopies += int(c.sure) - int(old.sure)
-	m.doubts += doubt(c) - doubt(old)
-	if doubt(c) > doubt(old) {
+	m.suspects += suspect(c) - suspect(old)
+	if suspect(c) > suspect(old) {
 		m.proof++
 	}
 	m.mark(i)
 }
 
-func doubt(c copies) int {
+func suspect(c copies) int {
 	if c.sure == 0 && c.maybe > 0 {
 		return 1
 	}
@@ -446,9 +451,9 @@ func (m *Mirror) addCopy(g *group, i int32) {
 	m.set(g, i, c)
 }
 
-// addDoubt counts a copy that may only be the report of a hit. In a full group
+// addSuspect counts a copy that may only be the report of a hit. In a full group
 // the report itself proves that one copy is there.
-func (m *Mirror) addDoubt(g *group, i int32) {
+func (m *Mirror) addSuspect(g *group, i int32) {
 	c := g.copies[i]
 	switch {
 	case g.full() && c.sure == 0:
@@ -459,25 +464,25 @@ func (m *Mirror) addDoubt(g *group, i int32) {
 	m.set(g, i, c)
 }
 
-// prove uses that a running request holds all blocks before those it stores:
+// verify uses that a running request holds all blocks before those it stores:
 // what may be there above them is there. A walk ends where another has passed
-// since the last doubt arose.
-func (m *Mirror) prove(i int32) {
-	if m.doubts == 0 {
+// since the last suspect came.
+func (m *Mirror) verify(i int32) {
+	if m.suspects == 0 {
 		return
 	}
 	for range maxProof {
-		if i <= 0 || m.nodes[i].proven == m.proof {
+		if i <= 0 || m.nodes[i].verified == m.proof {
 			return
 		}
 		for _, g := range m.groups {
-			if c := g.copies[i]; g.kind == Full && doubt(c) == 1 {
+			if c := g.copies[i]; g.kind == Full && suspect(c) == 1 {
 				c.sure, c.maybe = 1, c.maybe-1
 				m.set(g, i, c)
 			}
 		}
 		if m.nodes[i].has(flagContent) {
-			m.nodes[i].proven = m.proof
+			m.nodes[i].verified = m.proof
 		}
 		i = m.nodes[i].parent
 	}
@@ -499,16 +504,16 @@ func (m *Mirror) removeCopy(g *group, i int32) bool {
 	return true
 }
 
-// dropDoubts forgets all unproven copies of blocks that have no other.
-func (m *Mirror) dropDoubts() {
+// dropSuspects forgets all unverified copies of blocks that have no other.
+func (m *Mirror) dropSuspects() {
 	m.lossy = true
-	for i := 1; i < len(m.nodes) && m.doubts > 0; i++ {
+	for i := 1; i < len(m.nodes) && m.suspects > 0; i++ {
 		if !m.nodes[i].has(flagLive) {
 			continue
 		}
 		touched := false
 		for _, g := range m.groups {
-			if c := g.copies[i]; doubt(c) == 1 {
+			if c := g.copies[i]; suspect(c) == 1 {
 				c.maybe = 0
 				m.set(g, int32(i), c)
 				touched = true

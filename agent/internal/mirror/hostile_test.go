@@ -105,7 +105,7 @@ func noEventBreaksTheMirror(t *rapid.T) {
 	m.Clear(Host)
 	m.Clear(Disk)
 	drain(t)
-	if s := m.Stats(); s.Nodes != 0 || s.GPUCopies != 0 || s.Doubtful != 0 {
+	if s := m.Stats(); s.Nodes != 0 || s.GPUCopies != 0 || s.Suspect != 0 {
 		t.Fatalf("something stays: %+v", s)
 	}
 }

@@ -49,7 +49,7 @@ type Tier uint8
 const (
 	GPU Tier = iota
 	Host
-	Disk
+	Disk // local to the pod; shared and remote storage has no tier
 )
 
 // Lane is a nested, prefix-closed union of tiers.
@@ -101,8 +101,16 @@ type Rule struct {
 	Unit int
 	// Algorithm and Seed of its hashes; empty: those that are common are tried.
 	Algorithm, Seed string
+	// Groups are the kinds of those whose events name none.
+	Groups Groups
 	// Tagged: its hashes cover what extra keys are, not only the keys.
 	Tagged bool
+}
+
+// Groups are kinds by number of the group; what events say counts before them.
+type Groups [8]struct {
+	Kind   GroupKind // Unspecified: nothing is said
+	Window int       // of Sliding, in tokens
 }
 
 // Store is one BlockStored event, normalised.
@@ -115,10 +123,11 @@ type Store struct {
 	Hashes    []uint64 // consecutive blocks of one chain; groups that don't need the whole prefix leave blocks out
 	Parent    uint64   // hash before Hashes[0]
 	HasParent bool     // false: Hashes[0] opens a prompt
-	Tokens    []uint32 // of all blocks; empty in placeholders of offloading connectors
+	Tokens    []uint32 // of all blocks, more than Hashes account for where blocks are left out; empty in placeholders of offloading connectors
 	BlockSize int
 
 	Adapter string
+	Root    string           // where the adapter was loaded from, which no event tells; empty: not known
 	Salt    string           // counts only when HasParent is false
 	Refs    [][]blockkey.Ref // aligned with Hashes, or nil
 
@@ -173,9 +182,9 @@ const (
 	// maxRootHashes bounds what is remembered of root blocks after their
 	// eviction, on engines that hide salts.
 	maxRootHashes = 65536
-	// maxDoubts bounds blocks that are kept although it is not sure that the
+	// maxSuspects bounds blocks that are kept although it is not sure that the
 	// engine holds a copy.
-	maxDoubts = 1 << 14
+	maxSuspects = 1 << 14
 	// maxProof is how many blocks upwards one store verifies.
 	maxProof = 1 << 14
 )
@@ -204,10 +213,11 @@ type Mirror struct {
 
 	rootHashes map[blockkey.Key]uint64 // first hash of each root block, on engines that hide extras
 	saltSeen   bool
+	offloads   bool // blocks were announced outside GPU memory
 
 	gpuCopies int    // sure copies in GPU memory over all groups
-	doubts    int    // (block, group) pairs with only unverified copies
-	proof     uint32 // counts the doubts that arose
+	suspects  int    // (block, group) pairs with only unverified copies
+	proof     uint32 // counts the suspects that came
 	lossy     bool   // knowledge was dropped in this incarnation
 
 	call call
@@ -238,7 +248,7 @@ type Stats struct {
 	GPUCopies  int    // copies in GPU memory over all groups
 	Waiting    int    // blocks held whose prefix is not known
 	Withheld   int    // blocks held that are not published, with all below them
-	Doubtful   int    // blocks with unverified copies only
+	Suspect    int    // blocks with unverified copies only
 	BlockSize  int    // 0: not known yet
 	NoCredit   string // why nothing at all is published; empty: it is
 	Guess      string // why depths are a lower bound; empty: they are not
@@ -307,6 +317,13 @@ func (m *Mirror) SetRule(r Rule) {
 // hashes for others, than they are. Empty: it need not.
 func (m *Mirror) Outgrown() string { return m.outgrown }
 
+// HidesExtras says that the engine's events name no salts and no items: prompts
+// with either have blocks here that nobody finds by their keys.
+func (m *Mirror) HidesExtras() bool { return len(m.rootHashes) > 0 }
+
+// Offloads says that the engine keeps blocks outside GPU memory, too.
+func (m *Mirror) Offloads() bool { return m.offloads }
+
 // HasEnds says that some group of the engine does not need the whole prefix: a
 // hit ends at a block of Ends, and nowhere else.
 func (m *Mirror) HasEnds() bool {
@@ -354,7 +371,7 @@ func (m *Mirror) Stats() Stats {
 	s := m.stats
 	s.Nodes = m.used
 	s.GPUCopies = m.gpuCopies
-	s.Doubtful = m.doubts
+	s.Suspect = m.suspects
 	s.BlockSize = m.blockSize
 	s.NoCredit = m.noCredit
 	s.Guess = cmp.Or(m.guess, m.unnamed())
@@ -366,5 +383,5 @@ func (m *Mirror) Stats() Stats {
 // Held says whether a block was held on a lane as of the last Drain.
 func (m *Mirror) Held(hash uint64, l Lane) bool {
 	i := m.find(hash)
-	return i != 0 && m.nodes[i].told&(1<<l) != 0
+	return i != 0 && m.nodes[i].published&(1<<l) != 0
 }

@@ -259,12 +259,12 @@ func TestReportOfAHitShowsWhatWasBelievedLost(t *testing.T) {
 
 func TestStoreBelowProvesTheBlocksAbove(t *testing.T) {
 	b := newBench(t, Config{}).send(chain(0, 1, 2), chain(0, 1, 2), gone(GPU, 2), gone(GPU, 1)).want(0, 0, 0, 1, 2)
-	if s := b.m.Stats(); s.Doubtful != 2 {
+	if s := b.m.Stats(); s.Suspect != 2 {
 		t.Errorf("%+v", s)
 	}
 	b.send(chain(2, 3)).want(3, 3, 3, 1, 2, 3).
 		send(gone(GPU, 1)).want(0, 0, 0, 1, 2, 3)
-	if s := b.m.Stats(); s.Doubtful != 0 {
+	if s := b.m.Stats(); s.Suspect != 0 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -279,14 +279,14 @@ func TestErasWithoutReportsCountEveryStore(t *testing.T) {
 	newBench(t, Config{}).send(s, s, gone(GPU, 1)).want(1, 1, 1, 1).send(gone(GPU, 1)).want(0, 0, 0, 1)
 }
 
-func TestDoubtsAreBounded(t *testing.T) {
+func TestSuspectsAreBounded(t *testing.T) {
 	b := newBench(t, Config{})
-	for h := uint64(1); h <= 2*maxDoubts; h++ {
+	for h := uint64(1); h <= 2*maxSuspects; h++ {
 		b.m.Store(chain(0, h))
 		b.m.Store(chain(0, h))
 		b.m.Remove(gone(GPU, h))
 	}
-	if s := b.m.Stats(); s.Doubtful > maxDoubts || s.Nodes > maxDoubts {
+	if s := b.m.Stats(); s.Suspect > maxSuspects || s.Nodes > maxSuspects {
 		t.Errorf("%+v", s)
 	}
 	b.want(0, 0, 0, 1)
@@ -401,11 +401,17 @@ func TestHiddenSaltIsWithheld(t *testing.T) {
 	if s := b.m.Stats(); s.Contradictions != 1 || s.Withheld != 2 {
 		t.Errorf("%+v", s)
 	}
+	if !b.m.HidesExtras() {
+		t.Error("nobody hears that salts are not told")
+	}
 	// The plain block may go and come back, the salted one never takes its place.
 	b.send(gone(GPU, 1)).want(0, 0, 0, 1).send(old(1, 1)).want(1, 1, 1, 1)
 	// Salts are in use: what was never seen before could be salted.
 	b.send(old(5, 5)).want(0, 0, 0, 5)
 	b.m.Reset()
+	if b.m.HidesExtras() {
+		t.Error("before any event salts are said to be hidden")
+	}
 	b.r = newReplica()
 	b.send(old(5, 5)).want(1, 1, 1, 5)
 }
@@ -526,4 +532,32 @@ func TestMemoryBoundDropsAndCounts(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	b.send(gone(GPU, 4), gone(GPU, 3), gone(GPU, 2)).want(1, 1, 1, 1, 2, 3).send(chain(1, 2, 3)).want(3, 3, 3, 1, 2, 3)
+}
+
+// Events of some releases name groups and no kinds: without a word of them each is
+// followed like full attention, which promises less.
+func TestKindsOfGroupsCanBeSaid(t *testing.T) {
+	window := func(s Store) Store { return in(0, Unspecified, s) }
+	full := func(s Store) Store { return in(1, Unspecified, s) }
+	events := []any{window(chain(0, 1, 2, 3)), full(chain(0, 1, 2, 3)), Remove{Group: 0, HasGroup: true, Hashes: []uint64{1}}}
+	silent := newBench(t, Config{}).send(events...)
+	if s := silent.m.Stats(); silent.m.HasEnds() || s.Guess == "" {
+		t.Errorf("nothing is said: %+v", s)
+	}
+	var rule Rule
+	rule.Groups[0].Kind, rule.Groups[0].Window = Sliding, 3
+	rule.Groups[1].Kind = Full
+	said := newBench(t, Config{Rule: rule}).send(events...)
+	if s := said.m.Stats(); !said.m.HasEnds() || s.Guess != "" || s.NoCredit != "" {
+		t.Errorf("kinds are said: %+v", s)
+	}
+	// They may be said later, and what events tell counts before them.
+	silent.m.SetRule(rule)
+	if s := silent.m.Stats(); !silent.m.HasEnds() || s.Guess != "" {
+		t.Errorf("kinds are said later: %+v", s)
+	}
+	told := newBench(t, Config{Rule: rule}).send(in(0, Full, chain(0, 1, 2, 3)), in(1, Full, chain(0, 1, 2, 3)))
+	if told.m.HasEnds() {
+		t.Error("what was said counts before what is told")
+	}
 }

@@ -30,14 +30,14 @@ type names struct {
 	tip     int                // of them, the oldest
 	last    named
 	unnamed int  // blocks with copies and no content
-	passed  bool // stores were passed over because no candidate was proved
+	passed  bool // stores were passed over because no candidate was verified
 
 	// Kept over a Reset.
 	unit       int         // of the hashes in tokens, as learned; 0: not yet
 	candidates []candidate // the likeliest first; nil: there is none
 	sought     bool        // candidates were looked for
-	proved     bool        // the first candidate is what the engine has
-	tries      int         // to prove one
+	verified   bool        // the first candidate is what the engine has
+	tries      int         // to verify one
 }
 
 // named is what was named last: all groups tell the same tokens.
@@ -51,7 +51,7 @@ type named struct {
 
 // anew forgets all but what is the engine's own.
 func (n *names) anew() names {
-	return names{unit: n.unit, candidates: n.candidates, sought: n.sought, proved: n.proved}
+	return names{unit: n.unit, candidates: n.candidates, sought: n.sought, verified: n.verified}
 }
 
 // relearn takes back what was concluded from a rule that is another now.
@@ -60,7 +60,7 @@ func (n *names) relearn(old, now Rule) {
 		n.unit = 0
 	}
 	if old.Algorithm != now.Algorithm || old.Seed != now.Seed || old.Tagged != now.Tagged {
-		n.candidates, n.sought, n.proved, n.tries = nil, false, false, 0
+		n.candidates, n.sought, n.verified, n.tries = nil, false, false, 0
 	}
 }
 
@@ -223,7 +223,7 @@ func (m *Mirror) known(hash uint64) bool {
 // recompute names blocks by the hashes that the engine must have for them. It
 // returns the last one, 0 if that cannot be done.
 func (m *Mirror) recompute(s *Store) int32 {
-	if s.Adapter != "" && m.cfg.Rule.Tagged {
+	if s.Adapter != "" && s.Root == "" && m.cfg.Rule.Tagged {
 		return 0 // where it was loaded from is part of the hash
 	}
 	digest := blockhash.Digest{} // that of a root
@@ -234,7 +234,7 @@ func (m *Mirror) recompute(s *Store) int32 {
 		}
 		digest = m.names.digests[i]
 	}
-	if !m.proved(s, digest) {
+	if !m.computable(s, digest) {
 		return 0
 	}
 	h := m.names.candidates[0]
@@ -249,7 +249,7 @@ func (m *Mirror) recompute(s *Store) int32 {
 }
 
 func extrasOf(s *Store, k int) *blockhash.Extras {
-	x := &blockhash.Extras{Adapter: s.Adapter}
+	x := &blockhash.Extras{Adapter: s.Adapter, Root: s.Root}
 	if k == 0 && !s.HasParent {
 		x.Salt = s.Salt
 	}
@@ -328,11 +328,11 @@ func (m *Mirror) leadsTo(hash uint64, at int32) bool {
 	return at == i
 }
 
-// proved says whether the engine's hashes can be computed. The first store whose
+// computable says whether the engine's hashes can be computed. The first store whose
 // announced hashes an algorithm and seed explain shows that, and by which.
-func (m *Mirror) proved(s *Store, parent blockhash.Digest) bool {
+func (m *Mirror) computable(s *Store, parent blockhash.Digest) bool {
 	n := &m.names
-	if n.proved {
+	if n.verified {
 		return true
 	}
 	if !n.sought {
@@ -354,7 +354,7 @@ func (m *Mirror) proved(s *Store, parent blockhash.Digest) bool {
 		n.passed = true
 		return false
 	}
-	n.candidates, n.proved = n.candidates[found:found+1], true
+	n.candidates, n.verified = n.candidates[found:found+1], true
 	if n.passed {
 		m.outgrow("the engine's hashes can be recomputed from here on")
 	}
@@ -404,12 +404,22 @@ func candidates(r Rule) []candidate {
 	return all
 }
 
+// Hashing is how the engine makes its hashes, once its events have proved it and
+// while they are recomputed.
+func (m *Mirror) Hashing() (algorithm, seed string, proved bool) {
+	if !m.names.on || !m.names.verified {
+		return "", "", false
+	}
+	c := &m.names.candidates[0]
+	return c.algorithm, c.seed, true
+}
+
 // unnamed says why blocks are held whose content is not known; empty: none is.
 func (m *Mirror) unnamed() string {
 	switch {
 	case !m.names.on || m.names.unnamed == 0 && m.stats.Waiting == 0:
 		return ""
-	case !m.names.proved:
+	case !m.names.verified:
 		return "the engine leaves blocks out of its events and its hashes cannot be recomputed: -hash-seed must be its PYTHONHASHSEED"
 	}
 	return "blocks are held whose tokens no event told"

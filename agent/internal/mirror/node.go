@@ -19,12 +19,12 @@ type node struct {
 	next   int32 // sibling, or the next free node
 	prev   int32
 
-	position uint32
-	adapter  uint16
-	flags    uint16
-	visible  laneSet
-	told     laneSet // visible as of the last Drain
-	proven   uint32  // Mirror.proof when last walked by prove
+	position  uint32
+	adapter   uint16
+	flags     uint16
+	visible   laneSet
+	published laneSet // visible as of the last Drain
+	verified  uint32  // Mirror.proof when last walked by verify
 }
 
 const detached int32 = -1
@@ -173,7 +173,7 @@ func (m *Mirror) bury(i int32) {
 func (m *Mirror) exorcise(i int32) {
 	n := &m.nodes[i]
 	switch {
-	case !n.has(flagLive) || n.child != 0 || n.told != 0 || m.alive(i):
+	case !n.has(flagLive) || n.child != 0 || n.published != 0 || m.alive(i):
 	case n.has(flagContent):
 		m.bury(i)
 	default:

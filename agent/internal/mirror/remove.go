@@ -86,7 +86,7 @@ func (m *Mirror) each(visit func(i int32)) {
 // left to Drain.
 func (m *Mirror) settle(i int32) {
 	n := &m.nodes[i]
-	if n.told != 0 || m.alive(i) {
+	if n.published != 0 || m.alive(i) {
 		return
 	}
 	if n.has(flagContent) {

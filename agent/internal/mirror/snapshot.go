@@ -9,7 +9,7 @@ func (m *Mirror) Snapshot(yield func(Op) bool) {
 	var stack []int32
 	push := func(i int32) {
 		for c := m.nodes[i].child; c != 0; c = m.nodes[c].next {
-			if m.nodes[c].told != 0 {
+			if m.nodes[c].published != 0 {
 				stack = append(stack, c)
 			}
 		}
@@ -23,15 +23,15 @@ func (m *Mirror) Snapshot(yield func(Op) bool) {
 		var keys []blockkey.Key
 		var ends []int // indexes in keys
 		for i := first; i != 0; {
-			if m.nodes[i].told&isEnd != 0 {
+			if m.nodes[i].published&isEnd != 0 {
 				ends = append(ends, len(keys))
 			}
 			keys = append(keys, m.nodes[i].key)
 			on := int32(0)
 			for c := m.nodes[i].child; c != 0; c = m.nodes[c].next {
-				switch told := m.nodes[c].told; {
-				case told == 0:
-				case on == 0 && (told^n.told)&allLanes == 0:
+				switch published := m.nodes[c].published; {
+				case published == 0:
+				case on == 0 && (published^n.published)&allLanes == 0:
 					on = c
 				default:
 					stack = append(stack, c)
@@ -41,7 +41,7 @@ func (m *Mirror) Snapshot(yield func(Op) bool) {
 		}
 		for l := LaneDisk; l != ^Lane(0); l-- {
 			op := Op{Lane: l, Position: n.position, Before: before, Keys: keys}
-			if n.told&(1<<l) != 0 && !yield(op) {
+			if n.published&(1<<l) != 0 && !yield(op) {
 				return
 			}
 		}

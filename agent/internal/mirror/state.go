@@ -17,6 +17,7 @@ const (
 	stateLossy
 	stateNames
 	statePassed
+	stateOffloads
 	stateBits = 1<<iota - 1
 )
 
@@ -54,6 +55,9 @@ func (m *Mirror) Append(dst []byte) []byte {
 	}
 	if m.names.passed {
 		bits |= statePassed
+	}
+	if m.offloads {
+		bits |= stateOffloads
 	}
 	dst = append(dst, bits)
 
@@ -98,7 +102,7 @@ func (m *Mirror) Append(dst []byte) []byte {
 	}
 	if m.names.on {
 		found := candidate{}
-		if m.names.proved {
+		if m.names.verified {
 			found = m.names.candidates[0]
 		}
 		for _, text := range []string{found.algorithm, found.seed} {
@@ -181,6 +185,7 @@ func (m *Mirror) restore(r *stateReader) error {
 	m.blockSize, m.names.unit = blockSize, blockSize
 	bits := r.byte(stateBits)
 	named, passed := bits&stateNames != 0, bits&statePassed != 0
+	m.offloads = bits&stateOffloads != 0
 	m.crowded, m.saltSeen, m.lossy = bits&stateCrowded != 0, bits&stateSaltSeen != 0, bits&stateLossy != 0
 	for range r.count(maxGroups, 4) {
 		g := &group{
@@ -246,7 +251,7 @@ func (m *Mirror) restore(r *stateReader) error {
 	m.names.digests, m.names.passed = digests, passed
 	algorithm, seed := r.text(maxAdapterName), r.text(maxAdapterName)
 	if h, err := blockhash.New(algorithm, seed, m.cfg.Rule.Tagged); err == nil {
-		m.names.candidates, m.names.sought, m.names.proved = []candidate{{algorithm, seed, h}}, true, true
+		m.names.candidates, m.names.sought, m.names.verified = []candidate{{algorithm, seed, h}}, true, true
 	}
 	for range r.count(maxTips, 1) {
 		if i := int32(r.uvarint(uint64(n))); i > 0 {

@@ -31,7 +31,7 @@ func alike(a, b *Mirror) error {
 	}
 	x, y := a.Stats(), b.Stats()
 	if x.Nodes != y.Nodes || x.GPUCopies != y.GPUCopies || x.Waiting != y.Waiting || x.Withheld != y.Withheld ||
-		x.Doubtful != y.Doubtful || x.BlockSize != y.BlockSize || x.NoCredit != y.NoCredit || x.Groups != y.Groups {
+		x.Suspect != y.Suspect || x.BlockSize != y.BlockSize || x.NoCredit != y.NoCredit || x.Groups != y.Groups {
 		return fmt.Errorf("stats %+v, restored %+v", x, y)
 	}
 	return nil

@@ -29,8 +29,8 @@ func (m *Mirror) Store(s Store) {
 	case g.kind != Other && s.BlockSize == g.blockSize:
 		m.storeSparse(g, &s, m.real(&s))
 	}
-	if m.doubts > maxDoubts {
-		m.dropDoubts()
+	if m.suspects > maxSuspects {
+		m.dropSuspects()
 	}
 }
 
@@ -72,7 +72,7 @@ func (m *Mirror) storeFull(g *group, s *Store) {
 			m.drop(n)
 			return
 		}
-		m.prove(at)
+		m.verify(at)
 	} else {
 		link = uint64(blockkey.Scope{Model: m.cfg.Model, Adapter: s.Adapter, Salt: s.Salt, BlockSize: m.blockSize}.Root())
 		flags |= flagRoot
@@ -100,7 +100,7 @@ func (m *Mirror) storeFull(g *group, s *Store) {
 			m.addCopy(g, i)
 		} else {
 			m.stats.Repeated++
-			m.addDoubt(g, i)
+			m.addSuspect(g, i)
 		}
 		m.stats.Stored++
 		at, link, flags = i, hash, flagContent
@@ -175,7 +175,7 @@ func (m *Mirror) storeSparse(g *group, s *Store, real bool) {
 			m.addCopy(g, i)
 		} else {
 			m.stats.Repeated++
-			m.addDoubt(g, i)
+			m.addSuspect(g, i)
 		}
 		m.stats.Stored++
 	}
@@ -263,6 +263,7 @@ func (m *Mirror) storeBelow(g *group, s *Store) {
 	if len(s.Hashes) == 0 {
 		return
 	}
+	m.offloads = true
 	i := m.find(s.Hashes[len(s.Hashes)-1])
 	if i == 0 || !m.alive(i) {
 		m.stats.UnknownStored++

@@ -43,7 +43,7 @@ func (b *beat) due(st State, now time.Time, p CacheState) bool {
 
 // loadMoved tells whether a decision could turn out differently with the new
 // sample: a quarter more or less of what runs or waits, a twentieth of the
-// cache, another state of sleep or reach.
+// cache, another state of sleep or reach, another process.
 func loadMoved(a, b *pb.Load) bool {
 	if (a == nil) != (b == nil) {
 		return true
@@ -51,7 +51,7 @@ func loadMoved(a, b *pb.Load) bool {
 	return countMoved(a.GetRunning(), b.GetRunning()) ||
 		countMoved(a.GetWaiting(), b.GetWaiting()) ||
 		math.Abs(a.GetKvUsage()-b.GetKvUsage()) >= 0.05 ||
-		a.GetSleeping() != b.GetSleeping() || a.GetUnreachable() != b.GetUnreachable()
+		a.GetSleeping() != b.GetSleeping() || a.GetUnreachable() != b.GetUnreachable() || a.GetProcessStartMs() != b.GetProcessStartMs()
 }
 
 func countMoved(a, b uint32) bool {

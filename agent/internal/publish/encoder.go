@@ -153,8 +153,11 @@ func (e *encoder) delta(p part, st State, sequence uint64) ([]byte, error) {
 	d := &e.update
 	d.Header = e.head(st, sequence)
 	d.EngineBatches = st.EngineBatches
-	d.Lanes = nil
+	d.Lanes, d.EventTimeUs = nil, 0
 	if p.last {
+		if !st.EventTime.IsZero() {
+			d.EventTimeUs = uint64(max(st.EventTime.UnixMicro(), 0))
+		}
 		d.Lanes = e.held(st)
 	}
 	d.Changes = d.Changes[:0]

@@ -38,13 +38,16 @@ type CacheState interface {
 
 // State is what a cache state amounts to.
 type State struct {
-	// Epoch 0: no life was seen yet, and nothing is sent.
+	// Epoch 0: no incarnation was seen yet, and nothing is sent.
 	Epoch         uint64
 	Trust         pb.Trust
 	Reason        string // when Trust is not EXACT
 	Lanes         protocol.Held
 	Rule          *pb.HitRule // nil: hits end at any block; not changed any more
 	EngineBatches uint64
+	// EventTime is the engine's time stamp of the oldest live batch since the last
+	// Drain; zero: there was none.
+	EventTime time.Time
 }
 
 // Config of a Publisher. Zero durations stand for the defaults named.
@@ -165,7 +168,7 @@ func (p *Publisher) Stats() Stats {
 	return st
 }
 
-// Opinions are what the schedulers that are heard make of the member.
+// Opinions are what the schedulers that answer make of the member.
 func (p *Publisher) Opinions() []Opinion { return p.received.list() }
 
 // Run publishes until ctx is done, and says goodbye then. It may be called once.
@@ -176,7 +179,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 	status := p.cfg.Conn.StatusChanged(nats.CONNECTED, nats.DISCONNECTED, nats.RECONNECTING, nats.CLOSED)
 	defer p.cfg.Conn.RemoveStatusListener(status)
 
-	// Requests wait from here on, so that nobody who hears the first heartbeat
+	// Requests wait from here on, so that nobody who gets the first heartbeat
 	// finds nobody to ask; they are answered after it.
 	subscription, err := p.cfg.Conn.Subscribe(p.ask, p.queries.ask(p.cfg.Member))
 	if err != nil {
@@ -274,10 +277,10 @@ func (p *Publisher) drainLocked() State {
 	connected := p.cfg.Conn.IsConnected()
 	if connected != p.connected {
 		p.connected = connected
-		p.beat.forget() // nobody may have heard the last one
+		p.beat.forget() // nobody may have got the last one
 	}
 	if st.Epoch == 0 {
-		return st // no life was seen yet: there is nothing to speak of
+		return st // no incarnation was seen yet: there is nothing to speak of
 	}
 	if st.Epoch != p.epoch {
 		p.epoch, p.sequence = st.Epoch, 0
@@ -290,13 +293,13 @@ func (p *Publisher) drainLocked() State {
 		p.batches = 0
 		p.heartbeatLocked(empty)
 	}
-	// Batches that changed nothing are told too: the cache state stands on them.
+	// Batches that changed nothing are published, too: the cache state stands on them.
 	if len(p.ops) == 0 && (!connected || st.EngineBatches == p.batches) {
 		return st
 	}
 	p.batches = st.EngineBatches
 	if !connected {
-		p.sequence++ // what nobody can hear must leave a gap
+		p.sequence++ // what nobody can get must leave a gap
 		p.stats.Dropped++
 		return st
 	}
@@ -380,7 +383,7 @@ func (p *Publisher) goodbye() {
 		err = p.cfg.Conn.FlushTimeout(time.Second)
 	}
 	if err != nil {
-		p.cfg.Log.Info("goodbye was not heard", "error", err)
+		p.cfg.Log.Info("goodbye was not sent", "error", err)
 	}
 }
 

@@ -808,6 +808,7 @@ func TestLoadMoved(t *testing.T) {
 		{load(40, 0, 0), load(51, 0, 0), true},
 		{load(40, 3, 0), load(40, 4, 0), true},
 		{load(40, 3, 0), &pb.Load{Running: proto.Uint32(40), Waiting: proto.Uint32(3), KvUsage: proto.Float64(0), Sleeping: proto.Bool(true)}, true},
+		{load(40, 3, 0), &pb.Load{Running: proto.Uint32(40), Waiting: proto.Uint32(3), KvUsage: proto.Float64(0), ProcessStartMs: 7}, true},
 	} {
 		if got := loadMoved(c.a, c.b); got != c.want {
 			t.Errorf("%v to %v: %v", c.a, c.b, got)

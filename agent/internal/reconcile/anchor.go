@@ -10,8 +10,8 @@ type anchor struct {
 	counters Counters
 	// most was announced by then at least, fresh at most.
 	most, fresh float64
-	// carried may have been announced before and counted after.
-	carried float64
+	// busy: what was in flight may have been announced before and counted after.
+	busy bool
 	// admitted before, and may be announced after.
 	admitted float64
 	// unlooked: prompts are computed that are never looked up.
@@ -28,8 +28,8 @@ func anchorAt(o *observation, quiet bool) anchor {
 	}
 	c := &o.counters
 	a.most = o.before.Most
-	a.carried = c.InUse
-	a.admitted = max(0, c.Admitted-c.Prompt) + c.InUse
+	a.busy = true
+	a.admitted = max(0, c.Admitted-c.Prompt) + c.Running*o.blockSize()
 	return a
 }
 
@@ -50,7 +50,10 @@ func (a *anchor) partial(o *observation) float64 {
 // missing are the tokens beyond any doubt that were computed and not announced.
 func (a *anchor) missing(o *observation) float64 {
 	computed := o.counters.computed() - a.counters.computed()
-	return computed - (o.after.Most - a.most) - a.partial(o) - a.carried - o.margin()
+	if a.busy {
+		computed -= o.inFlight(&a.counters)
+	}
+	return computed - (o.after.Most - a.most) - a.partial(o) - o.margin()
 }
 
 // foreign are the tokens beyond any doubt that were announced and that the
@@ -76,36 +79,4 @@ func (a *anchor) foreign(o *observation) float64 {
 		allowed += preempted * c.MaxRequest
 	}
 	return o.before.Fresh - a.fresh - allowed - o.margin()
-}
-
-// silence measures what an engine computes while its stream stands. What is
-// counted first after the last event may have been announced with it.
-type silence struct {
-	set   bool
-	at    time.Time // last event, or later
-	still *Counters // when the stream had stood for a while
-	from  *Counters // after the first growth behind that
-}
-
-func (s *silence) observe(history []observation, o *observation) {
-	if n := len(history); !s.set || n == 0 || history[n-1].after.Most != o.after.Most {
-		*s = silence{set: true, at: o.at}
-		return
-	}
-	counters := o.counters
-	switch {
-	case o.at.Sub(s.at) < quietFor:
-	case s.still == nil:
-		s.still = &counters
-	case s.from == nil && counters.computed() > s.still.computed():
-		s.from = &counters
-	}
-}
-
-func (s *silence) missing(o *observation) float64 {
-	if s.from == nil {
-		return 0
-	}
-	a := anchor{counters: *s.from}
-	return o.counters.computed() - s.from.computed() - a.partial(o) - o.margin()
 }

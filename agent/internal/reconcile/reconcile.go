@@ -16,7 +16,7 @@ import "time"
 
 const (
 	// One side may be later than the other by lag, and lagAnswers times the time
-	// that the engine took to answer; by maxLag at most.
+	// that the engine took to answer and this process to wake up; by maxLag at most.
 	lag        = 100 * time.Millisecond
 	lagAnswers = 10
 	maxLag     = time.Second
@@ -36,13 +36,6 @@ const (
 	// crowded is the share of the pool in use from which requests may have been
 	// preempted: what they compute again is not counted again.
 	crowded = 0.5
-	// anchorAge is how long growth is measured from one moment while the engine
-	// is never idle.
-	anchorAge = time.Minute
-	// A stream that was found to be another's is believed again once it agreed
-	// with the counters for agreeFor, about agreeTokens tokens.
-	agreeFor    = 30 * time.Second
-	agreeTokens = 4000
 	// maxPending bounds the polls that wait for the stream to catch up, and
 	// maxHistory those that are kept behind.
 	maxPending = 256
@@ -109,6 +102,16 @@ func (o *observation) blockSize() float64 { return float64(o.after.BlockSize) }
 
 func (o *observation) margin() float64 { return spare + spareBlocks*o.blockSize() }
 
+// inFlight bounds the tokens of prompts whose first token was not out at a moment
+// before. Prompts that are not looked up show when more were counted than admitted;
+// then it may be all that was in use.
+func (o *observation) inFlight(c *Counters) float64 {
+	if now := &o.counters; !c.Looked || now.Admitted+o.margin() < now.Prompt {
+		return c.InUse
+	}
+	return min(c.InUse, max(0, c.Admitted-c.Prompt))
+}
+
 // Check of one rank. The zero value begins a check. It belongs to one goroutine.
 type Check struct {
 	trail   trail
@@ -116,10 +119,12 @@ type Check struct {
 	history []observation // of the last quietFor, oldest first
 	since   time.Time     // first observation
 	origin  anchor        // since the check began
-	recent  anchor        // since the engine was last seen idle, or a while ago
-	silence silence
-	suspect streak // any difference
-	certain streak // one that running requests don't explain
+	near    row           // since moments of the last 10 s
+	far     row           // since moments of the last 96 s
+	alike   alike
+	late    time.Duration // by which this process woke up later than it wanted to
+	suspect streak        // any difference
+	certain streak        // one that running requests don't explain
 }
 
 // streak is a row of polls that show a difference.
@@ -145,8 +150,17 @@ func (c *Check) Reset() { *c = Check{} }
 // Interrupt says that the stream is not whole for a while: polls count again
 // when it is.
 func (c *Check) Interrupt() {
-	c.pending, c.history, c.silence = nil, nil, silence{}
+	c.pending, c.history = nil, nil
 	c.suspect, c.certain = streak{}, streak{}
+	c.near, c.far, c.alike = row{}, row{}, alike{}
+}
+
+// Overslept says that this process woke up later than it wanted to. It reads events
+// late, too, then; later than maxLag, and nothing follows from what it has read.
+func (c *Check) Overslept(by time.Duration) {
+	if c.late = max(c.late, by); by > maxLag {
+		c.Interrupt()
+	}
 }
 
 // Announce takes what the stream has announced so far.
@@ -158,7 +172,8 @@ func (c *Check) Announce(now time.Time, flow Totals) { c.trail.add(now, flow) }
 // of Settle.
 func (c *Check) Observe(asked, now time.Time, counters Counters, flow Totals, whole bool) {
 	c.trail.add(now, flow)
-	late := min(maxLag, lag+lagAnswers*now.Sub(asked))
+	late := min(maxLag, lag+lagAnswers*(now.Sub(asked)+c.late))
+	c.late = 0
 	before, known := c.trail.at(asked.Add(-late))
 	if len(c.pending) < maxPending {
 		c.pending = append(c.pending, observation{at: now, due: now.Add(late), counters: counters, before: before, known: known, whole: whole})
@@ -188,8 +203,12 @@ func (c *Check) Settle(now time.Time, flow Totals) (found Finding) {
 	return found
 }
 
-// Suspects says that the newest polls show a difference that has not lasted yet.
-func (c *Check) Suspects() bool { return c.suspect.polls > 0 }
+// Hurries says that the next polls should come soon: the newest show a difference
+// that has not lasted yet, or the check has only just begun.
+func (c *Check) Hurries() bool {
+	n := len(c.history)
+	return c.suspect.polls > 0 || n > 0 && c.history[n-1].at.Sub(c.since) < rowLength*nearStep
+}
 
 // take judges one observation whose stream has caught up.
 func (c *Check) take(o *observation) Finding {
@@ -206,14 +225,15 @@ func (c *Check) take(o *observation) Finding {
 			c.origin = anchor{set: true, at: o.at}
 		}
 	}
-	c.silence.observe(c.history, o)
 	found, explained := c.judge(o)
-	if found.Kind == None {
-		c.anchor(o)
-	}
+	c.anchor(o, found.Kind == None)
 	c.remember(o)
+	c.alike.observe(&c.origin, o)
 	lasts := c.suspect.lasts(o.at, found.Kind != None, longPrefill)
-	certain := c.certain.lasts(o.at, found.Kind != None && !explained, confirm)
+	certain := false
+	if !explained { // what is explained speaks neither for a difference nor against it
+		certain = c.certain.lasts(o.at, found.Kind != None, confirm)
+	}
 	if lasts || certain {
 		return found
 	}
@@ -227,10 +247,7 @@ func (c *Counters) fell(to *Counters) bool {
 // judge holds an observation against all moments from which growth is measured.
 // A difference is explained if running requests may be the reason.
 func (c *Check) judge(o *observation) (found Finding, explained bool) {
-	for _, a := range []*anchor{&c.origin, &c.recent} {
-		if !a.set {
-			continue
-		}
+	if a := &c.origin; a.set && !a.busy {
 		a.note(o)
 		if n := a.missing(o); n > 0 {
 			return Finding{Kind: Missing, Tokens: n, Mute: o.after.Most == 0}, false
@@ -242,15 +259,21 @@ func (c *Check) judge(o *observation) (found Finding, explained bool) {
 			}
 		}
 	}
-	if n := c.silence.missing(o); n > 0 {
-		return Finding{Kind: Missing, Tokens: n, Mute: o.after.Most == 0}, false
+	for _, r := range []*row{&c.near, &c.far} {
+		kind, n := r.differs(o)
+		switch {
+		case kind == Missing, kind == Foreign && n > o.counters.InUse:
+			return Finding{Kind: kind, Tokens: n, Mute: o.after.Most == 0}, false
+		case kind == Foreign:
+			found, explained = Finding{Kind: kind, Tokens: n}, true
+		}
 	}
 	return found, explained
 }
 
-// anchor chooses from when on growth is measured. A moment without requests in
-// flight is best, because nothing is then told by one side only.
-func (c *Check) anchor(o *observation) {
+// anchor makes an observation one from which growth is measured. A moment without
+// requests in flight is best, because nothing is then told by one side only.
+func (c *Check) anchor(o *observation, fits bool) {
 	quiet := len(c.history) > 0 && o.at.Sub(c.history[0].at) >= quietFor
 	if quiet {
 		past := &c.history[0]
@@ -259,12 +282,10 @@ func (c *Check) anchor(o *observation) {
 	if !quiet && !o.known {
 		return
 	}
-	if !c.origin.set {
+	c.near.add(o, quiet, nearStep)
+	c.far.add(o, quiet, farStep)
+	if fits && !c.origin.set {
 		c.origin = anchorAt(o, quiet)
-		return
-	}
-	if quiet || !c.recent.set || o.at.Sub(c.recent.at) > anchorAge {
-		c.recent = anchorAt(o, quiet)
 	}
 }
 
@@ -282,20 +303,4 @@ func (c *Check) remember(o *observation) {
 func (c *Check) Clean() bool {
 	n := len(c.history)
 	return n > 0 && c.suspect.polls == 0 && c.history[n-1].at.Sub(c.since) >= confirm
-}
-
-// Agrees says that stream and engine moved together for so long that they are
-// one, also if they were thought not to be.
-func (c *Check) Agrees() bool {
-	n := len(c.history)
-	if n == 0 || !c.origin.set || c.suspect.polls > 0 {
-		return false
-	}
-	o, from := &c.history[n-1], &c.origin.counters
-	computed := o.counters.computed() - from.computed()
-	inFlight := max(0, o.counters.Admitted-from.Admitted-(o.counters.Prompt-from.Prompt))
-	most := computed + inFlight + o.margin()
-	least := computed - c.origin.partial(o) - o.margin()
-	return o.at.Sub(c.origin.at) >= agreeFor && computed >= agreeTokens &&
-		o.before.Most-c.origin.most <= most && o.after.Most-c.origin.most >= least
 }

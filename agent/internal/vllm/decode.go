@@ -3,6 +3,9 @@ package vllm
 import (
 	"errors"
 	"fmt"
+	"slices"
+
+	"github.com/kvscout/kvscout/agent/internal/mirror"
 )
 
 // Bounds of what one batch may hold. A token list has maxList of its own.
@@ -13,9 +16,14 @@ const (
 	maxNames     = 1024 // adapter names kept for reuse
 )
 
+// ErrShape says that a payload is well-formed, and that no known release sends
+// such a one.
+var ErrShape = errors.New("no known release sends this")
+
 // Decoder reads batches of KV events of every release: positional arrays up
-// to 0.23, maps since 0.24, shorter and longer ones of other publishers. It
-// reuses its buffers and is not safe for concurrent use.
+// to 0.23, maps since 0.24. Events and fields that are not known are passed over
+// and counted; one that is known must have the form that it has in some release.
+// A Decoder reuses its buffers and is not safe for concurrent use.
 type Decoder struct {
 	Skips Skips
 
@@ -27,8 +35,19 @@ type Decoder struct {
 }
 
 // Decode reads one payload. An error means that nothing of the batch can be
-// used. The result lives until the next call.
+// used; it is an ErrShape where the payload itself is sound. The result lives
+// until the next call.
 func (d *Decoder) Decode(payload []byte) (Batch, error) {
+	b, err := d.decode(payload)
+	if err != nil {
+		if c := (cursor{b: payload}); c.skip(1) == nil && c.left() == 0 {
+			err = fmt.Errorf("%w: %w", ErrShape, err)
+		}
+	}
+	return b, err
+}
+
+func (d *Decoder) decode(payload []byte) (Batch, error) {
 	d.reset(payload)
 	b := Batch{Rank: -1}
 	code, err := d.c.peek()
@@ -183,22 +202,19 @@ func (d *Decoder) event() error {
 		return err
 	}
 	n--
-	var fields []field
-	switch string(tag) {
-	case "BlockStored":
-		fields = storedFields[:]
-	case "BlockRemoved":
-		fields = removedFields[:]
+	form, known := forms[string(tag)]
+	if !known {
+		d.Skips.UnknownEvents++
+		return d.c.skip(n)
+	}
+	if !slices.Contains(form.lengths, n) {
+		return fmt.Errorf("%s of %d fields", tag, n)
 	}
 	r := raw{array: true, noExtras: n < extraKeysLength-1}
-	for _, f := range fields[:min(n, len(fields))] {
+	for _, f := range form.fields[:n] {
 		if err := d.read(&r, f); err != nil {
-			return err
+			return fmt.Errorf("%s: %w", tag, err)
 		}
-		n--
-	}
-	if err := d.c.skip(n); err != nil {
-		return err
 	}
 	return d.finish(tag, &r)
 }
@@ -214,20 +230,35 @@ func (d *Decoder) mapEvent() error {
 	if err != nil {
 		return err
 	}
+	form, known := forms[string(tag)]
+	if !known {
+		d.Skips.UnknownEvents++
+		return d.c.skip(2 * n)
+	}
 	var r raw
-	known := string(tag) == "BlockStored" || string(tag) == "BlockRemoved"
 	for range n {
 		key, err := d.c.bytes()
 		if err != nil {
 			return err
 		}
-		if f := fieldOf(key); known && f != fieldUnknown {
-			err = d.read(&r, f)
-		} else {
+		f := fieldOf(key)
+		switch f {
+		case fieldUnknown:
+			d.Skips.UnknownFields++
 			err = d.c.skip(1)
+		case fieldIgnored:
+			err = d.c.skip(1)
+		default:
+			err = d.read(&r, f)
 		}
 		if err != nil {
-			return err
+			return fmt.Errorf("%s: %s: %w", tag, key, err)
+		}
+		r.has |= 1 << f
+	}
+	for _, f := range form.fields[:form.needed] {
+		if r.has&(1<<f) == 0 {
+			return fmt.Errorf("%s without its %s", tag, fieldNames[f])
 		}
 	}
 	return d.finish(tag, &r)
@@ -264,19 +295,17 @@ func (d *Decoder) finish(tag []byte, r *raw) error {
 		// Storage that a store could have brought in goes out under any name.
 		tier, ok := d.tier(r, true)
 		if ok && len(r.hashes) > 0 {
-			d.events = append(d.events, Event{Kind: Removed, Remove: Remove{
+			d.events = append(d.events, Event{Kind: Removed, Remove: mirror.Remove{
 				Tier: tier, Group: r.group, HasGroup: r.hasGroup, Hashes: r.hashes,
 			}})
 		}
 	case "AllBlocksCleared":
 		d.events = append(d.events, Event{Kind: Cleared})
-	default:
-		d.Skips.UnknownEvents++
 	}
 	return nil
 }
 
-func (d *Decoder) tier(r *raw, local bool) (Tier, bool) {
+func (d *Decoder) tier(r *raw, local bool) (mirror.Tier, bool) {
 	switch {
 	case r.medium == mediumUnknown:
 		d.Skips.UnknownMediums++
@@ -285,21 +314,21 @@ func (d *Decoder) tier(r *raw, local bool) (Tier, bool) {
 		d.Skips.SharedStorage++
 		return 0, false
 	case r.medium == mediumGPU:
-		return GPU, true
+		return mirror.GPU, true
 	case r.medium == mediumHost:
-		return Host, true
+		return mirror.Host, true
 	}
-	return Disk, true
+	return mirror.Disk, true
 }
 
-func (d *Decoder) stored(tier Tier, r *raw) error {
-	s := Store{
+func (d *Decoder) stored(tier mirror.Tier, r *raw) error {
+	s := mirror.Store{
 		Tier: tier, Group: r.group, Kind: r.kind, Window: r.window,
 		Hashes: r.hashes, Parent: r.parent, HasParent: r.hasParent,
 		Tokens: r.tokens, BlockSize: r.blockSize,
 		Adapter: d.name(r.loraName),
 		// Offloading connectors send no extra keys, whatever the block's are.
-		HidesExtras: r.noExtras || tier != GPU && r.extras == 0,
+		HidesExtras: r.noExtras || tier != mirror.GPU && r.extras == 0,
 		// Hit reports came with 0.26, after the last arrays.
 		Physical: r.array,
 	}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/kvscout/kvscout/agent/internal/mirror"
 	"github.com/kvscout/kvscout/protocol/blockkey"
 	"github.com/vmihailenco/msgpack/v5"
 )
@@ -41,8 +43,8 @@ func batchOf(event any) any { return list{1.5, list{event}, 0} }
 
 func TestDecodeEveryForm(t *testing.T) {
 	tokens := list{1, 200, 70000, 4_000_000_000}
-	store := Store{Hashes: []uint64{7}, Tokens: []uint32{1, 200, 70000, 4_000_000_000}, BlockSize: 4, Physical: true}
-	with := func(change func(*Store)) []Event {
+	store := mirror.Store{Hashes: []uint64{7}, Tokens: []uint32{1, 200, 70000, 4_000_000_000}, BlockSize: 4, Physical: true}
+	with := func(change func(*mirror.Store)) []Event {
 		s := store
 		change(&s)
 		return []Event{{Kind: Stored, Store: s}}
@@ -55,60 +57,58 @@ func TestDecodeEveryForm(t *testing.T) {
 		skips Skips
 	}{
 		{name: "0.9 array", batch: list{1, list{list{"BlockStored", list{7}, nil, tokens, 4, nil}}},
-			want: with(func(s *Store) { s.HidesExtras = true })},
+			want: with(func(s *mirror.Store) { s.HidesExtras = true })},
 		{name: "0.10.2 array with medium", batch: batchOf(list{"BlockStored", list{7}, 9, tokens, 4, nil, "GPU"}),
-			want: with(func(s *Store) { s.HidesExtras, s.HasParent, s.Parent = true, true, 9 })},
+			want: with(func(s *mirror.Store) { s.HidesExtras, s.HasParent, s.Parent = true, true, 9 })},
 		{name: "0.14 array with adapter", batch: batchOf(list{"BlockStored", list{7}, nil, tokens, 4, 1, "GPU", "sql"}),
-			want: with(func(s *Store) { s.HidesExtras, s.Adapter = true, "sql" })},
+			want: with(func(s *mirror.Store) { s.HidesExtras, s.Adapter = true, "sql" })},
 		{name: "0.17 array with extra keys", batch: batchOf(list{"BlockStored", list{7}, nil, tokens, 4, nil, "GPU", nil, nil}),
-			want: with(func(*Store) {})},
+			want: with(func(*mirror.Store) {})},
 		{name: "0.23 array", batch: batchOf(list{"BlockStored", list{7}, nil, tokens, 4, nil, "GPU", nil, list{nil}, 2, "sliding_window", 128}),
-			want: with(func(s *Store) { s.Group, s.Kind, s.Window = 2, Sliding, 128 })},
-		{name: "longer array", batch: batchOf(list{"BlockStored", list{7}, nil, tokens, 4, nil, "GPU", nil, nil, 0, "full_attention", nil, "LOCAL", list{1, object{"a": 2}}}),
-			want: with(func(s *Store) { s.Kind = Full })},
-		{name: "short array", batch: batchOf(list{"BlockStored", list{7}}),
-			want: with(func(s *Store) { s.HidesExtras, s.Tokens, s.BlockSize = true, nil, 0 })},
+			want: with(func(s *mirror.Store) { s.Group, s.Kind, s.Window = 2, mirror.Sliding, 128 })},
 		{name: "map with foreign keys", batch: batchOf(object{"type": "BlockStored", "block_hashes": list{7}, "parent_block_hash": nil,
-			"token_ids": tokens, "block_size": 4, "lora_id": nil, "medium": "GPU", "lora_name": nil, "session_id": "x", "ownership": object{"a": list{1}}}),
-			want: with(func(s *Store) { s.Physical = false })},
+			"token_ids": tokens, "block_size": 4, "lora_id": nil, "medium": "GPU", "lora_name": nil, "session_id": "x", "ownership": object{"a": list{1}}, "colour": object{"a": list{1}}, "session": 5}),
+			want: with(func(s *mirror.Store) { s.Physical = false }), skips: Skips{UnknownFields: 2}},
 		{name: "map as batch", batch: object{"ts": 1, "events": list{object{"type": "AllBlocksCleared"}}, "data_parallel_rank": nil, "other": 1},
 			want: []Event{{Kind: Cleared}}},
 		{name: "parent 0 of a simulator", batch: batchOf(list{"BlockStored", list{7}, 0, tokens, 4, nil}),
-			want: with(func(s *Store) { s.HidesExtras = true })},
+			want: with(func(s *mirror.Store) { s.HidesExtras = true })},
 		{name: "bytes hashes", batch: batchOf(list{"BlockStored", list{digest}, digest, tokens, 4, nil, "GPU", nil, nil}),
-			want: with(func(s *Store) { s.Hashes, s.HasParent, s.Parent = []uint64{258}, true, 258 })},
+			want: with(func(s *mirror.Store) { s.Hashes, s.HasParent, s.Parent = []uint64{258}, true, 258 })},
 		{name: "signed and small hashes", batch: batchOf(list{"BlockStored", list{-1, -129, int64(-1 << 62), 5, 300}, -3, nil, 4, nil, "GPU", nil, nil}),
-			want: with(func(s *Store) {
+			want: with(func(s *mirror.Store) {
 				s.Hashes = []uint64{^uint64(0), ^uint64(128), 3 << 62, 5, 300}
 				s.HasParent, s.Parent, s.Tokens = true, ^uint64(2), nil
 			})},
 		{name: "placeholder of an offloading connector", batch: batchOf(object{"type": "BlockStored", "block_hashes": list{7}, "parent_block_hash": nil,
 			"token_ids": list{}, "block_size": 0, "lora_id": nil, "medium": "CPU", "lora_name": nil, "group_idx": 0}),
-			want: with(func(s *Store) { s.Tier, s.HidesExtras, s.Physical, s.Tokens, s.BlockSize = Host, true, false, nil, 0 })},
+			want: with(func(s *mirror.Store) {
+				s.Tier, s.HidesExtras, s.Physical, s.Tokens, s.BlockSize = mirror.Host, true, false, nil, 0
+			})},
 		{name: "removes", batch: list{1, list{list{"BlockRemoved", list{7}}, list{"BlockRemoved", list{7, 8}, "cpu"}, list{"BlockRemoved", list{9}, "GPU", 3},
 			object{"type": "BlockRemoved", "block_hashes": list{1}, "medium": "STORAGE", "locality": "LOCAL"}, list{"BlockRemoved", list{}}}, nil},
 			want: []Event{
-				{Kind: Removed, Remove: Remove{Hashes: []uint64{7}}},
-				{Kind: Removed, Remove: Remove{Tier: Host, Hashes: []uint64{7, 8}}},
-				{Kind: Removed, Remove: Remove{Group: 3, HasGroup: true, Hashes: []uint64{9}}},
-				{Kind: Removed, Remove: Remove{Tier: Disk, Hashes: []uint64{1}}},
+				{Kind: Removed, Remove: mirror.Remove{Hashes: []uint64{7}}},
+				{Kind: Removed, Remove: mirror.Remove{Tier: mirror.Host, Hashes: []uint64{7, 8}}},
+				{Kind: Removed, Remove: mirror.Remove{Group: 3, HasGroup: true, Hashes: []uint64{9}}},
+				{Kind: Removed, Remove: mirror.Remove{Tier: mirror.Disk, Hashes: []uint64{1}}},
 			}},
-		{name: "unknown events", batch: list{1, list{list{"BlockInactive", list{7}, object{"a": 1}}, object{"type": "Cleared", "medium": 5, "block_hashes": "x"}, list{"AllBlocksCleared", "extra"}}, 0},
+		{name: "unknown events", batch: list{1, list{list{"BlockInactive", list{7}, object{"a": 1}}, object{"type": "Cleared", "medium": 5, "block_hashes": "x"}, list{"AllBlocksCleared"}}, 0},
 			want: []Event{{Kind: Cleared}}, skips: Skips{UnknownEvents: 2}},
 		{name: "unknown medium is not the GPU", batch: list{1, list{list{"BlockStored", list{7}, nil, tokens, 4, nil, "HOLOGRAM"}, list{"BlockRemoved", list{7}, strings.Repeat("x", 300)}}},
 			skips: Skips{UnknownMediums: 2}},
 		{name: "shared and remote storage", batch: list{1, list{
 			list{"BlockStored", list{7}, nil, tokens, 4, nil, "OBJ"},
-			object{"type": "BlockStored", "block_hashes": list{7}, "medium": "STORAGE"},
-			object{"type": "BlockStored", "block_hashes": list{7}, "medium": "STORAGE", "locality": "REMOTE"},
-			object{"type": "BlockStored", "block_hashes": list{7}, "medium": "CPU", "locality": "REMOTE"}}},
+			object{"type": "BlockStored", "block_hashes": list{7}, "parent_block_hash": nil, "token_ids": tokens, "block_size": 4, "medium": "STORAGE"},
+			object{"type": "BlockStored", "block_hashes": list{7}, "parent_block_hash": nil, "token_ids": tokens, "block_size": 4, "medium": "STORAGE", "locality": "REMOTE"},
+			object{"type": "BlockStored", "block_hashes": list{7}, "parent_block_hash": nil, "token_ids": tokens, "block_size": 4, "medium": "CPU", "locality": "REMOTE"}}},
 			skips: Skips{SharedStorage: 4}},
-		{name: "local storage", batch: batchOf(object{"type": "BlockStored", "block_hashes": list{7}, "token_ids": tokens, "block_size": 4, "medium": "Storage", "locality": "local"}),
-			want: with(func(s *Store) { s.Tier, s.HidesExtras, s.Physical = Disk, true, false })},
+		{name: "local storage", batch: batchOf(object{"type": "BlockStored", "block_hashes": list{7}, "parent_block_hash": nil, "token_ids": tokens, "block_size": 4, "medium": "Storage", "locality": "local"}),
+			want: with(func(s *mirror.Store) { s.Tier, s.HidesExtras, s.Physical = mirror.Disk, true, false })},
 		{name: "adapter id without a name", batch: batchOf(list{"BlockStored", list{7}, nil, tokens, 4, 1, "GPU"}),
-			want: with(func(s *Store) { s.HidesExtras, s.Withhold = true, true }), skips: Skips{NamelessLoRA: 1}},
+			want: with(func(s *mirror.Store) { s.HidesExtras, s.Withhold = true, true }), skips: Skips{NamelessLoRA: 1}},
 		{name: "metadata where the adapter's name is due", batch: batchOf(list{"BlockStored", list{7}, nil, tokens, 4, nil, "GPU", object{"cache_salt": "a"}}),
-			want: with(func(s *Store) { s.HidesExtras, s.Withhold = true, true }), skips: Skips{NamelessLoRA: 1}},
+			want: with(func(s *mirror.Store) { s.HidesExtras, s.Withhold = true, true }), skips: Skips{NamelessLoRA: 1}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var d Decoder
@@ -197,6 +197,56 @@ func TestDecodeExtraKeys(t *testing.T) {
 				t.Errorf("counted %d withheld blocks, want %d", d.Skips.UnknownExtras, c.withheld)
 			}
 		})
+	}
+}
+
+// unknownShapes are batches that are sound and that no release sends.
+func unknownShapes() map[string]any {
+	tokens := list{1, 2, 3, 4}
+	whole := func(change func(object)) any {
+		o := object{"type": "BlockStored", "block_hashes": list{7}, "parent_block_hash": nil, "token_ids": tokens, "block_size": 4,
+			"lora_id": nil, "medium": "GPU", "lora_name": nil, "group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+		change(o)
+		return batchOf(o)
+	}
+	return map[string]any{
+		"stored, 4 fields":            batchOf(list{"BlockStored", list{7}, nil, tokens, 4}),
+		"stored, 10 fields":           batchOf(list{"BlockStored", list{7}, nil, tokens, 4, nil, "GPU", nil, nil, 0, "full_attention"}),
+		"stored, 12 fields":           batchOf(list{"BlockStored", list{7}, nil, tokens, 4, nil, "GPU", nil, nil, 0, "full_attention", nil, "LOCAL"}),
+		"stored, a field in between":  batchOf(list{"BlockStored", 1, list{7}, nil, tokens, 4, nil}),
+		"removed, 4 fields":           batchOf(list{"BlockRemoved", list{7}, "GPU", 0, 1}),
+		"removed without hashes":      batchOf(list{"BlockRemoved"}),
+		"cleared, of something":       batchOf(list{"AllBlocksCleared", "CPU"}),
+		"hashes of another name":      whole(func(o object) { delete(o, "block_hashes"); o["hashes"] = list{7} }),
+		"no parent":                   whole(func(o object) { delete(o, "parent_block_hash") }),
+		"no tokens":                   whole(func(o object) { delete(o, "token_ids") }),
+		"no block size":               whole(func(o object) { delete(o, "block_size") }),
+		"removed, of another name":    batchOf(object{"type": "BlockRemoved", "hashes": list{7}}),
+		"hashes in ranges":            whole(func(o object) { o["block_hashes"] = list{list{7, 9}} }),
+		"hashes as text":              whole(func(o object) { o["block_hashes"] = list{"07"} }),
+		"tokens as a digest":          whole(func(o object) { o["token_ids"] = []byte("0123") }),
+		"parent with its group":       whole(func(o object) { o["parent_block_hash"] = list{0, 7} }),
+		"group with a name":           whole(func(o object) { o["group_idx"] = "full" }),
+		"medium with a node":          whole(func(o object) { o["medium"] = object{"kind": "GPU"} }),
+		"batch in an envelope":        list{object{"v": 2, "batch": list{1.5, list{}, 0}}},
+		"batch that names its events": list{"v2", list{}, 0},
+	}
+}
+
+func TestUnknownShapesAreTold(t *testing.T) {
+	for name, batch := range unknownShapes() {
+		t.Run(name, func(t *testing.T) {
+			var d Decoder
+			if b, err := d.Decode(pack(t, batch)); !errors.Is(err, ErrShape) {
+				t.Errorf("%+v, %v", b, err)
+			}
+		})
+	}
+	// What is cut on its way says nothing of a release.
+	whole := pack(t, batchOf(list{"BlockStored", list{7}, nil, list{1}, 1, nil}))
+	var d Decoder
+	if _, err := d.Decode(whole[:len(whole)-1]); err == nil || errors.Is(err, ErrShape) {
+		t.Errorf("cut: %v", err)
 	}
 }
 
@@ -364,6 +414,9 @@ func FuzzDecode(f *testing.F) {
 	}
 	for _, r := range recorded(f) {
 		f.Add(r.Payload)
+	}
+	for _, batch := range unknownShapes() {
+		f.Add(pack(f, batch))
 	}
 	f.Fuzz(func(t *testing.T, payload []byte) {
 		var d Decoder

@@ -35,15 +35,15 @@ type testEngine struct {
 	// keep bounds the ring; 0: no bound.
 	keep int
 
-	mu      sync.Mutex // guards all below
-	life    int
-	next    uint64
-	ring    []testBatch
-	subs    []net.Conn
-	conns   []net.Conn
-	sockets []net.Listener
-	asked   int
-	dials   int // connections that dialOut keeps up
+	mu          sync.Mutex // guards all below
+	incarnation int
+	next        uint64
+	ring        []testBatch
+	subs        []net.Conn
+	conns       []net.Conn
+	sockets     []net.Listener
+	asked       int
+	dials       int // connections that dialOut keeps up
 	// swallow says whether message i of n of the given request is dropped;
 	// message n is the end marker.
 	swallow func(request, i, n int) bool
@@ -74,7 +74,7 @@ func (e *testEngine) startWith(batches int) {
 	e.t.Helper()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.life++
+	e.incarnation++
 	e.next, e.ring = 0, nil
 	for i := range batches {
 		e.record([]any{stored(uint64(101 + i))})
@@ -207,13 +207,13 @@ func (e *testEngine) skip() {
 func (e *testEngine) rewind() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.life++
+	e.incarnation++
 	e.next, e.ring = 0, nil
 }
 
 func (e *testEngine) record(events []any) testBatch {
-	// The time tells lives apart, as in a real engine.
-	b := testBatch{e.next, pack(e.t, list{float64(e.life*1000) + float64(e.next), events, 0})}
+	// The time tells incarnations apart, as in a real engine.
+	b := testBatch{e.next, pack(e.t, list{float64(e.incarnation*1000) + float64(e.next), events, 0})}
 	e.next++
 	e.ring = append(e.ring, b)
 	if e.keep > 0 && len(e.ring) > e.keep {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/kvscout/kvscout/agent/internal/mirror"
 )
 
 // field is what a position or a key of an event holds.
@@ -23,47 +25,44 @@ const (
 	fieldKind
 	fieldWindow
 	fieldLocality
+	fieldIgnored // known, and of no use here
 	fieldUnknown
 )
 
-// Positions in the array form, after the tag.
-var (
-	storedFields = [...]field{
+// form is how an event that is known looks.
+type form struct {
+	fields  []field // in the order of arrays, after the tag
+	lengths []int   // of arrays in the releases, without the tag
+	needed  int     // so many of the fields stand in every map
+}
+
+var forms = map[string]form{
+	"BlockStored": {[]field{
 		fieldHashes, fieldParent, fieldTokens, fieldBlockSize, fieldLoRAID, fieldMedium,
 		fieldLoRAName, fieldExtraKeys, fieldGroup, fieldKind, fieldWindow,
-	}
-	removedFields = [...]field{fieldHashes, fieldMedium, fieldGroup}
-)
+	}, []int{5, 6, 7, 8, 9, 11}, 4},
+	"BlockRemoved":     {[]field{fieldHashes, fieldMedium, fieldGroup}, []int{1, 2, 3}, 1},
+	"AllBlocksCleared": {nil, []int{0}, 0},
+}
 
 // extraKeysLength is the length of a stored event that has room for extra keys.
 const extraKeysLength = 9
 
+// fieldNames in maps.
+var fieldNames = [...]string{
+	"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
+	"lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window", "locality",
+}
+
 func fieldOf(key []byte) field {
+	for f, name := range fieldNames {
+		if string(key) == name {
+			return field(f)
+		}
+	}
 	switch string(key) {
-	case "block_hashes":
-		return fieldHashes
-	case "parent_block_hash":
-		return fieldParent
-	case "token_ids":
-		return fieldTokens
-	case "block_size":
-		return fieldBlockSize
-	case "lora_id":
-		return fieldLoRAID
-	case "medium":
-		return fieldMedium
-	case "lora_name":
-		return fieldLoRAName
-	case "extra_keys":
-		return fieldExtraKeys
-	case "group_idx":
-		return fieldGroup
-	case "kv_cache_spec_kind":
-		return fieldKind
-	case "kv_cache_spec_sliding_window":
-		return fieldWindow
-	case "locality":
-		return fieldLocality
+	case "type", "session_id", "ownership":
+		return fieldIgnored
 	}
 	return fieldUnknown
 }
@@ -83,10 +82,11 @@ type raw struct {
 	array     bool
 	group     int
 	hasGroup  bool
-	kind      GroupKind
+	kind      mirror.GroupKind
 	window    int
 	local     bool
 	remote    bool
+	has       uint16 // bits by field that a map names
 }
 
 func (d *Decoder) read(r *raw, f field) (err error) {
@@ -179,20 +179,20 @@ func (d *Decoder) small(what string, most uint64) (int, error) {
 }
 
 // kindOf knows the kinds whose hits have a known rule; the set is open.
-func kindOf(name []byte) GroupKind {
+func kindOf(name []byte) mirror.GroupKind {
 	switch string(name) {
 	case "full_attention", "mla", "mla_attention", "sink_full", "sink_full_attention":
-		return Full
+		return mirror.Full
 	}
 	switch {
 	case bytes.HasPrefix(name, []byte("sliding_window")):
-		return Sliding
+		return mirror.Sliding
 	case bytes.Equal(name, []byte("mamba")):
-		return State
+		return mirror.State
 	case bytes.HasPrefix(name, []byte("chunked_local")):
-		return Chunked
+		return mirror.Chunked
 	}
-	return Other
+	return mirror.Other
 }
 
 // hash reads an int of any width and sign, or the last 8 bytes of a digest:

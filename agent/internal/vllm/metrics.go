@@ -74,7 +74,7 @@ type RankMetrics struct {
 	Cache Cache
 }
 
-// Page is what one look at /metrics gives.
+// Page is what one poll of /metrics gives.
 type Page struct {
 	Ranks []RankMetrics // by rank
 	// Resets counts the requests to empty the prefix cache, successful or not.
@@ -82,6 +82,9 @@ type Page struct {
 	Resets float64
 	// Sleeps counts the requests to put the engine to sleep, in the same way.
 	Sleeps float64
+	// ProcessStart is when the engine's process began, in Unix seconds; 0: not
+	// said, as where several processes answer.
+	ProcessStart float64
 	// Speculates: the engine counts drafts of speculative decoding, by whatever
 	// method.
 	Speculates bool
@@ -135,13 +138,14 @@ const (
 	loraInfo        = "vllm:lora_requests_info"
 	httpRequests    = "http_requests_total"
 	drafts          = "vllm:spec_decode_num_drafts_total"
+	processStart    = "process_start_time_seconds"
 	resetHandler    = "/reset_prefix_cache"
 	sleepHandler    = "/sleep"
 )
 
 // wanted holds the names of all samples that are read.
 var wanted = func() map[string]bool {
-	m := map[string]bool{waitingByReason: true, promptBySource: true, sleepState: true, cacheConfig: true, loraInfo: true, httpRequests: true, drafts: true}
+	m := map[string]bool{waitingByReason: true, promptBySource: true, sleepState: true, cacheConfig: true, loraInfo: true, httpRequests: true, drafts: true, processStart: true}
 	for _, lm := range loadMetrics {
 		for _, name := range lm.names {
 			m[name] = true
@@ -171,6 +175,11 @@ func ParseMetrics(page []byte) (Page, error) {
 	}
 	r.adapters()
 	r.page.Speculates = len(samples[drafts]) > 0
+	for _, s := range samples[processStart] {
+		if s.value != nil {
+			r.page.ProcessStart = *s.value
+		}
+	}
 	for _, s := range samples[httpRequests] {
 		switch {
 		case s.value == nil:
@@ -378,4 +387,9 @@ func (r *metricsReader) adapters() {
 			}
 		}
 	}
+}
+
+// Idle says that nobody runs or waits, as far as the engine tells.
+func (l *Load) Idle() bool {
+	return l.Running != nil && *l.Running == 0 && (l.Waiting == nil || *l.Waiting == 0)
 }

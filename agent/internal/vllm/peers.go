@@ -25,7 +25,7 @@ var errNoBatch = errors.New("the first message is no batch of events")
 // followed, and anybody can connect and shake hands: so the others are heard
 // as far as their first message, and one whose first message is a batch goes
 // before all that have said nothing. A batch verifies no more than that: who can
-// connect can lie, and the replay is what tells lives of the engine apart.
+// connect can lie, and the replay is what tells incarnations of the engine apart.
 type peers struct {
 	listener *zmtp.Listener
 	tail     *Tail // for its counters, settings and log
@@ -130,7 +130,7 @@ func (p *peers) meet(ctx context.Context, one *peer) {
 		p.mu.Unlock()
 		return
 	}
-	one.feed = newFeed(ctx, one.conn, func(ctx context.Context, m *zmtp.Message) error { return p.hear(ctx, one, m) })
+	one.feed = newFeed(ctx, one.conn, func(ctx context.Context, m *zmtp.Message) error { return p.first(ctx, one, m) })
 	p.turned()
 	p.mu.Unlock()
 	<-one.feed.lost
@@ -142,8 +142,8 @@ func (p *peers) meet(ctx context.Context, one *peer) {
 	}
 }
 
-// hear takes the first message of one and returns when it is to be handed on.
-func (p *peers) hear(ctx context.Context, one *peer, m *zmtp.Message) error {
+// first takes the first message of one and returns when it is to be handed on.
+func (p *peers) first(ctx context.Context, one *peer, m *zmtp.Message) error {
 	batch := isBatch(m.Frames, p.tail.cfg.Topic)
 	p.mu.Lock()
 	if !one.chosen {

@@ -29,7 +29,7 @@ func listening(t *testing.T, replay bool) (*testEngine, *state, *Tail) {
 func (e *testEngine) live() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.life++
+	e.incarnation++
 	e.next, e.ring = 0, nil
 	if e.repAddr != "" {
 		e.listen(e.repAddr, "ROUTER", e.router)
@@ -161,7 +161,7 @@ func TestStrangersCannotTalkTheirWayIn(t *testing.T) {
 			e.publish(stored(2))
 			p.settles(t, Exact, 1, 2)
 			if n := tail.Stats().Connections; n != 1 || p.count() != 0 {
-				t.Errorf("%d connections, lives %q", n, p.ended())
+				t.Errorf("%d connections, incarnations %q", n, p.ended())
 			}
 		})
 	}
@@ -175,7 +175,7 @@ func TestWaitingPublisherFollowsTheFirst(t *testing.T) {
 	e.publish(stored(1))
 	p.settles(t, Exact, 1)
 	other := newTestEngine(t, false)
-	other.pubAddr, other.answers, other.life = e.pubAddr, true, 7
+	other.pubAddr, other.answers, other.incarnation = e.pubAddr, true, 7
 	other.dialOut()
 	other.publish(stored(77))
 	e.publish(stored(2))
@@ -183,7 +183,7 @@ func TestWaitingPublisherFollowsTheFirst(t *testing.T) {
 	e.kill()
 	p.settles(t, Exact, 77)
 	if p.count() != 1 {
-		t.Errorf("lives %q", p.ended())
+		t.Errorf("incarnations %q", p.ended())
 	}
 }
 
@@ -209,7 +209,7 @@ func TestPeersThatWaitAreBounded(t *testing.T) {
 	}
 }
 
-// TestStrangerInThePlaceOfTheEngineRaisesDoubt has a stranger take the place of
+// TestStrangerInThePlaceOfTheEngineIsSuspected has a stranger take the place of
 // an engine whose connection has ended, so that all looks well.
 func TestStrangerInThePlaceOfTheEngineRaisesSuspicion(t *testing.T) {
 	for _, c := range []struct {
@@ -242,7 +242,7 @@ func TestStrangerInThePlaceOfTheEngineRaisesSuspicion(t *testing.T) {
 			held := append(slices.Clone(c.held), e.speaks(t, p, tail)...)
 			p.settles(t, Exact, held...)
 			if p.count() != c.lives {
-				t.Errorf("lives %q", p.ended())
+				t.Errorf("incarnations %q", p.ended())
 			}
 		})
 	}
@@ -271,7 +271,7 @@ func TestSilentEngineGivesWay(t *testing.T) {
 	e.mu.Lock()
 	e.mute = true
 	e.mu.Unlock()
-	await.True(t, "doubt", func() bool { return p.worth() == Syncing })
+	await.True(t, "suspicion", func() bool { return p.worth() == Syncing })
 	next := newTestEngine(t, false)
 	next.pubAddr, next.answers = e.pubAddr, true
 	next.dialOut()
@@ -281,6 +281,6 @@ func TestSilentEngineGivesWay(t *testing.T) {
 	next.say([]byte("kv"), be(b.sequence), b.payload)
 	p.settles(t, Exact, 1, 2)
 	if n := tail.Stats().Connections; n != 2 || p.count() != 0 {
-		t.Errorf("%d connections, lives %q", n, p.ended())
+		t.Errorf("%d connections, incarnations %q", n, p.ended())
 	}
 }

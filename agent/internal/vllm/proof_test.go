@@ -62,7 +62,7 @@ func TestLostLastBatchIsFound(t *testing.T) {
 	e.hide(removed(1))
 	p.settles(t, Exact, 2, 3, 4)
 	if st := tail.Stats(); st.Replayed != 1 || p.count() != 0 {
-		t.Errorf("stats %+v, lives %q", st, p.ended())
+		t.Errorf("stats %+v, incarnations %q", st, p.ended())
 	}
 }
 
@@ -82,7 +82,7 @@ func TestReplayOfAnotherIncarnationIsRefused(t *testing.T) {
 	}
 }
 
-// TestSilentEngineIsDoubted is a network that stands still without breaking.
+// TestSilentEngineIsSuspected is a network that stands still without breaking.
 func TestSilentEngineIsSuspected(t *testing.T) {
 	e := newTestEngine(t, true)
 	e.answers = true
@@ -94,17 +94,17 @@ func TestSilentEngineIsSuspected(t *testing.T) {
 	}
 	silence(true)
 	began := time.Now()
-	await.True(t, "doubt", func() bool { return p.worth() == Syncing })
+	await.True(t, "suspicion", func() bool { return p.worth() == Syncing })
 	t.Log("suspected after", time.Since(began))
 	silence(false)
 	e.publish(stored(5)) // a sign of life
 	p.settles(t, Exact, 1, 2, 3, 4, 5)
 	if n := tail.Stats().Connections; n != 1 || p.count() != 0 {
-		t.Errorf("%d connections, lives %q", n, p.ended())
+		t.Errorf("%d connections, incarnations %q", n, p.ended())
 	}
 }
 
-// TestAnsweringEngineIsNotDoubted is an engine that has nothing to say.
+// TestAnsweringEngineIsNotSuspected is an engine that has nothing to say.
 func TestAnsweringEngineIsNotSuspected(t *testing.T) {
 	e := newTestEngine(t, true)
 	e.answers = true

@@ -59,7 +59,7 @@ func TestTailGoesOnInTheKnownIncarnation(t *testing.T) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			if (p.resumed == 1) != c.resumed || (len(p.incarnations) == 0) != c.resumed {
-				t.Errorf("resumed %d times, lives %q", p.resumed, p.incarnations)
+				t.Errorf("resumed %d times, incarnations %q", p.resumed, p.incarnations)
 			}
 		})
 	}

@@ -15,7 +15,7 @@ const (
 	pingAfter = 300 * time.Millisecond
 	silentFor = 400 * time.Millisecond
 	deadAfter = 10 * time.Second
-	// lookEvery is how often a session looks for what no message tells.
+	// pollEvery is how often a session polls for what no message says.
 	// A stream is quiet after quietLooks; a check that failed is made again after
 	// checkAgain more.
 	pollEvery  = 100 * time.Millisecond
@@ -129,8 +129,8 @@ func (t *Tail) reach(ctx context.Context, live *feed) bool {
 
 // follow applies the live stream until it ends or a restart is asked for.
 func (t *Tail) follow(ctx context.Context, s *session) {
-	look := time.NewTicker(pollEvery)
-	defer look.Stop()
+	poll := time.NewTicker(pollEvery)
+	defer poll.Stop()
 	for {
 		select {
 		case m, ok := <-s.live.messages:
@@ -142,8 +142,8 @@ func (t *Tail) follow(ctx context.Context, s *session) {
 			if ctx.Err() != nil || !goOn {
 				return
 			}
-		case now := <-look.C:
-			if !t.look(ctx, s, now) {
+		case now := <-poll.C:
+			if !t.poll(ctx, s, now) {
 				return
 			}
 		case why := <-t.restart:
@@ -155,9 +155,9 @@ func (t *Tail) follow(ctx context.Context, s *session) {
 	}
 }
 
-// look sees what no message tells: that the engine does not answer, and that
+// poll sees what no message tells: that the engine does not answer, and that
 // the newest batches got lost. It is false when the session is over.
-func (t *Tail) look(ctx context.Context, s *session, now time.Time) bool {
+func (t *Tail) poll(ctx context.Context, s *session, now time.Time) bool {
 	if now.Sub(s.polled) > stoppedFor {
 		s.checked = false // nobody read meanwhile: the engine may have dropped
 	}
@@ -184,7 +184,7 @@ func (t *Tail) look(ctx context.Context, s *session, now time.Time) bool {
 }
 
 // lookAround sees whether the peer that is followed is the engine, as far as
-// the others show it. When that decides the look, the session goes on in doubt
+// the others show it. When that decides the poll, the session goes on suspected
 // or is over.
 //
 // A peer that has sent a batch is left while it does not answer, if another
@@ -231,7 +231,7 @@ func (t *Tail) check(ctx context.Context, s *session) bool {
 	case err != nil:
 		s.idle = -checkAgain
 	case t.want != before:
-		// Lost, or overtaken by the answer. The next look asks for more.
+		// Lost, or overtaken by the answer. The next poll asks for more.
 		t.cfg.Log.Debug("batches that nobody had announced", "from", before, "to", t.want-1)
 	default:
 		s.checked = true

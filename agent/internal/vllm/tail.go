@@ -14,6 +14,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/kvscout/kvscout/agent/internal/mirror"
 	"github.com/kvscout/kvscout/agent/internal/zmtp"
 )
 
@@ -24,6 +25,7 @@ const (
 	Syncing     Trust = iota // not known whether it still holds
 	Approximate              // events are missing; what is believed held is held
 	Exact
+	Unreadable // the engine sends what no known release sends: nothing of it is believed
 )
 
 // Mark is how far one incarnation of an engine was followed: enough to go on from there
@@ -33,6 +35,7 @@ type Mark struct {
 	Digest   uint64 // of its payload
 	Whole    bool   // with it, every event that counts was applied
 	Offloads bool   // tiers below the GPU were seen, which no event clears
+	Live     bool   `json:"-"` // it came as it was published, and was not replayed
 }
 
 // Sink takes what a Tail finds out. All calls come from one goroutine, in
@@ -76,11 +79,13 @@ type TailStats struct {
 	Malformed    uint64 // messages without sequence or payload
 	HungUp       uint64 // peers of a Tail that listens, for others that came
 	Undecodable  uint64 // batches
-	Sequence     uint64 // of the newest applied batch
-	AnySequence  bool
-	Connected    bool
-	EngineSecond float64 // wall clock of the engine in the newest batch
-	Skips        Skips
+	// UnknownShapes are those of the Undecodable that are well-formed.
+	UnknownShapes uint64
+	Sequence      uint64 // of the newest applied batch
+	AnySequence   bool
+	Connected     bool
+	EngineSecond  float64 // wall clock of the engine in the newest batch
+	Skips         Skips
 }
 
 // Tail follows the events of one rank of one engine: it keeps the sequence
@@ -100,13 +105,14 @@ type Tail struct {
 	want       uint64 // next sequence to apply
 	last       uint64 // newest sequence taken in this incarnation, when any
 	any        bool
-	met        bool // the engine of this incarnation was connected to
-	dirty      bool // the sink may hold blocks
-	whole      bool // the sink has had every event that counts
-	blind      bool // not known whether the engine sent anything before we came
-	born       bool // the engine's socket was not there a moment before the present connection
-	offloads   bool // tiers below the GPU, which no event clears
-	unverified bool // all that is known is cfg.Known, and the engine was not asked yet
+	met        bool   // the engine of this incarnation was connected to
+	dirty      bool   // the sink may hold blocks
+	whole      bool   // the sink has had every event that counts
+	blind      bool   // not known whether the engine sent anything before we came
+	born       bool   // the engine's socket was not there a moment before the present connection
+	offloads   bool   // tiers below the GPU, which no event clears
+	unread     string // why a batch of this incarnation could not be read; empty: all could
+	unverified bool   // all that is known is cfg.Known, and the engine was not asked yet
 	sums       [sumsKept]sum
 	trust      Trust
 	reason     string
@@ -305,7 +311,16 @@ func (t *Tail) apply(sequence uint64, payload []byte, replayed bool) {
 	t.last, t.any = sequence, true
 	b, err := t.dec.Decode(payload)
 	if err != nil {
-		t.count(func(st *TailStats) { st.Undecodable++ })
+		shape := errors.Is(err, ErrShape)
+		if shape {
+			t.unread = err.Error()
+		}
+		t.count(func(st *TailStats) {
+			st.Undecodable++
+			if shape {
+				st.UnknownShapes++
+			}
+		})
 		t.cfg.Log.Warn("batch cannot be read", "error", fmt.Errorf("decode batch %d: %w", sequence, err))
 		t.lose(sequence + 1)
 		return
@@ -313,7 +328,7 @@ func (t *Tail) apply(sequence uint64, payload []byte, replayed bool) {
 	for i := range b.Events {
 		e := &b.Events[i]
 		switch {
-		case e.Kind == Stored && e.Store.Tier != GPU:
+		case e.Kind == Stored && e.Store.Tier != mirror.GPU:
 			t.offloads = true
 		case e.Kind == Cleared && !t.offloads:
 			t.whole = true
@@ -321,7 +336,7 @@ func (t *Tail) apply(sequence uint64, payload []byte, replayed bool) {
 	}
 	t.want = sequence + 1
 	t.dirty = t.dirty || len(b.Events) > 0
-	t.cfg.Sink.Apply(Mark{Sequence: sequence, Digest: digest, Whole: t.whole, Offloads: t.offloads}, b)
+	t.cfg.Sink.Apply(Mark{Sequence: sequence, Digest: digest, Whole: t.whole, Offloads: t.offloads, Live: !replayed}, b)
 	t.mu.Lock()
 	t.stats.Batches++
 	if replayed {
@@ -345,7 +360,7 @@ func (t *Tail) newIncarnation(why string) {
 	t.count(func(st *TailStats) { st.Incarnations++; st.Sequence, st.AnySequence = 0, false })
 	t.want, t.last, t.any = 0, 0, false
 	t.whole, t.offloads, t.dirty, t.unverified, t.met = true, false, false, false, false
-	t.sums = [sumsKept]sum{}
+	t.sums, t.unread = [sumsKept]sum{}, ""
 	t.cfg.Sink.NewIncarnation(why)
 	t.setState(Syncing, why)
 }
@@ -390,6 +405,8 @@ func (t *Tail) settle() {
 	switch {
 	case len(t.restart) > 0:
 		// The cache state is about to begin anew.
+	case t.unread != "":
+		t.setState(Unreadable, t.unread)
 	case t.blind:
 		t.setState(Approximate, "no replay: what the engine sent before the agent came is not known")
 	case !t.whole:

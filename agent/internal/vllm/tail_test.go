@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvscout/kvscout/e2e/await"
+	"github.com/vmihailenco/msgpack/v5"
 )
 
 func stored(hashes ...uint64) any {
@@ -31,7 +32,7 @@ func TestTailFollowsFromTheFirstBatch(t *testing.T) {
 		e.publish(removed(1), stored(3))
 		p.settles(t, Exact, 2, 3)
 		if p.count() != 0 {
-			t.Errorf("new lives %q", p.ended())
+			t.Errorf("new incarnations %q", p.ended())
 		}
 		if st := tail.Stats(); st.Batches != 2 || st.Sequence != 1 || !st.Connected {
 			t.Errorf("stats %+v", st)
@@ -80,7 +81,7 @@ func TestClearDoesNotMakeOffloadedBlocksKnown(t *testing.T) {
 	e.keep = 1
 	e.start()
 	e.hide(stored(1))
-	e.hide(object{"type": "BlockStored", "block_hashes": list{2}, "medium": "CPU"})
+	e.hide(object{"type": "BlockStored", "block_hashes": list{2}, "parent_block_hash": nil, "token_ids": nil, "block_size": 0, "medium": "CPU"})
 	p, _ := follow(t, e)
 	p.settles(t, Approximate, 2)
 	e.publish(list{"AllBlocksCleared"})
@@ -99,7 +100,7 @@ func TestGapIsReplayed(t *testing.T) {
 	e.publish(stored(4))
 	p.settles(t, Exact, 2, 3, 4)
 	if st := tail.Stats(); st.Gaps != 1 || st.LostBatches != 0 || p.count() != 0 {
-		t.Errorf("stats %+v, lives %q", st, p.ended())
+		t.Errorf("stats %+v, incarnations %q", st, p.ended())
 	}
 	if !p.said(Syncing) {
 		t.Error("never said that it was syncing")
@@ -151,13 +152,13 @@ func TestUnfillableGapForgets(t *testing.T) {
 			e.publish(stored(3))
 			p.settles(t, Approximate, 3)
 			if p.count() != 1 || tail.Stats().LostBatches == 0 {
-				t.Errorf("lives %q, stats %+v", p.incarnations, tail.Stats())
+				t.Errorf("incarnations %q, stats %+v", p.incarnations, tail.Stats())
 			}
 			// Live events flow on, without another look back.
 			e.publish(stored(4))
 			p.settles(t, Approximate, 3, 4)
 			if p.count() != 1 {
-				t.Errorf("lives %q", p.ended())
+				t.Errorf("incarnations %q", p.ended())
 			}
 		})
 	}
@@ -214,7 +215,7 @@ func TestRestartAtTheSameAddress(t *testing.T) {
 				t.Errorf("right again only after %v", took)
 			}
 			if p.count() != 1 {
-				t.Errorf("lives %q", p.ended())
+				t.Errorf("incarnations %q", p.ended())
 			}
 		})
 	}
@@ -243,7 +244,7 @@ func TestRestartBehindTheConnection(t *testing.T) {
 			p.settles(t, Approximate)
 		}
 		if p.count() != 1 {
-			t.Errorf("lives %q", p.ended())
+			t.Errorf("incarnations %q", p.ended())
 		}
 	}
 }
@@ -288,7 +289,7 @@ func TestRestartBehindAnIdleConnection(t *testing.T) {
 			p.settles(t, Approximate)
 		}
 		if p.count() != 1 {
-			t.Errorf("lives %q", p.ended())
+			t.Errorf("incarnations %q", p.ended())
 		}
 		// It is an incarnation like any other once it has spoken.
 		await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
@@ -308,10 +309,10 @@ func TestLostConnectionToTheSameEngine(t *testing.T) {
 	e.hide(stored(2))
 	p.settles(t, Exact, 1, 2)
 	if p.count() != 0 {
-		t.Errorf("lives %q", p.ended())
+		t.Errorf("incarnations %q", p.ended())
 	}
 	if !p.suspected() {
-		t.Error("a lost connection raised no doubt")
+		t.Error("a lost connection raised no suspicion")
 	}
 	// The ring moves on while nobody listens: it cannot be the same for sure.
 	e.mu.Lock()
@@ -322,7 +323,7 @@ func TestLostConnectionToTheSameEngine(t *testing.T) {
 	e.hide(stored(4))
 	p.settles(t, Approximate, 4)
 	if p.count() != 1 {
-		t.Errorf("lives %q", p.ended())
+		t.Errorf("incarnations %q", p.ended())
 	}
 }
 
@@ -340,7 +341,7 @@ func TestFallingSequenceIsANewIncarnation(t *testing.T) {
 	e.publish(stored(102))
 	p.settles(t, Exact, 101, 102)
 	if p.count() != 1 {
-		t.Errorf("lives %q", p.ended())
+		t.Errorf("incarnations %q", p.ended())
 	}
 }
 
@@ -351,13 +352,34 @@ func TestUnreadableBatchForgets(t *testing.T) {
 	await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
 	e.publish(stored(1))
 	p.settles(t, Exact, 1)
-	e.publish(list{"BlockRemoved", list{"what?"}})
+	e.publish(msgpack.RawMessage{0xc1}) // is no msgpack
 	p.settles(t, Approximate)
 	e.publish(stored(2))
 	p.settles(t, Approximate, 2)
-	if st := tail.Stats(); st.Undecodable != 1 || p.count() != 1 {
-		t.Errorf("stats %+v, lives %q", st, p.ended())
+	if st := tail.Stats(); st.Undecodable != 1 || st.UnknownShapes != 0 || p.count() != 1 {
+		t.Errorf("stats %+v, incarnations %q", st, p.ended())
 	}
+}
+
+// An engine that has sent once what no known release sends is not believed
+// before it is another process: what else means something else is not known.
+func TestUnknownShapeIsNotBelieved(t *testing.T) {
+	e := newTestEngine(t, true)
+	e.start()
+	p, tail := follow(t, e)
+	await.True(t, "subscription", func() bool { return e.subscribers() == 1 })
+	e.publish(stored(1))
+	p.settles(t, Exact, 1)
+	e.publish(list{"BlockRemoved", list{1}, "GPU", 0, "moved"})
+	p.settles(t, Unreadable)
+	e.publish(stored(2))
+	p.settles(t, Unreadable, 2)
+	if st := tail.Stats(); st.Undecodable != 1 || st.UnknownShapes != 1 || st.Batches != 2 {
+		t.Errorf("stats %+v, incarnations %q", st, p.ended())
+	}
+	e.kill()
+	e.startWith(1)
+	p.settles(t, Exact, 101)
 }
 
 func TestMalformedMessagesAreCounted(t *testing.T) {

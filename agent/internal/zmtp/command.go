@@ -53,16 +53,11 @@ func (c *Conn) obey(b []byte) error {
 			return protocolErrorf("PING has a body of %d bytes, not 2 to %d", len(body), 2+maxPingContext)
 		}
 		c.ttl = time.Duration(binary.BigEndian.Uint16(body)) * 100 * time.Millisecond
-		c.pings.Add(1)
 		if err := c.writeCommand("PONG", body[2:]...); err != nil {
 			return fmt.Errorf("answer PING: %w", err)
 		}
-	case "PONG":
-		c.pongs.Add(1)
 	case "ERROR":
 		return peerError(body)
-	default:
-		c.ignored.Add(1)
 	}
 	return nil
 }

@@ -39,16 +39,9 @@ func TestRecv(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, _ := playTape(t, r, Options{Type: SUB})
-			c.SetReadDeadline(time.Unix(1, 0))
 			var m Message
-			pauses := 0
 			for i := range sent {
-				err := c.Recv(&m)
-				for errors.Is(err, os.ErrDeadlineExceeded) {
-					pauses++
-					err = c.Recv(&m)
-				}
-				if err != nil {
+				if err := c.Recv(&m); err != nil {
 					t.Fatal(err)
 				}
 				if len(m.Frames) != len(sent[i]) {
@@ -60,18 +53,9 @@ func TestRecv(t *testing.T) {
 					}
 				}
 			}
-			err := c.Recv(&m)
-			for errors.Is(err, os.ErrDeadlineExceeded) {
-				err = c.Recv(&m)
-			}
-			if !errors.Is(err, io.EOF) {
+			if err := c.Recv(&m); !errors.Is(err, io.EOF) {
 				t.Errorf("at the end: %v, want io.EOF", err)
 			}
-			s := c.Stats()
-			if s.Messages != uint64(len(sent)) || s.Ignored != 1 {
-				t.Errorf("stats %+v, want %d messages and 1 ignored command", s, len(sent))
-			}
-			t.Logf("%d pauses", pauses)
 		})
 	}
 }
@@ -164,7 +148,7 @@ func TestBigBufferIsGivenBack(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := cap(m.data) + cap(c.part.data); got > keptBuffer {
+	if got := cap(m.data); got > keptBuffer {
 		t.Errorf("%d bytes are still held after small messages", got)
 	}
 }
@@ -196,40 +180,6 @@ func TestPingIsAnswered(t *testing.T) {
 	if !bytes.Equal(tp.said.Bytes(), want) {
 		t.Errorf("said\n%q, want\n%q", tp.said.Bytes(), want)
 	}
-	if s := c.Stats(); s.Pings != 3 || s.Pongs != 1 {
-		t.Errorf("stats %+v, want 3 pings and 1 pong", s)
-	}
-}
-
-func TestReadDeadline(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c, peer, _ := dialPipe(t, Options{Type: SUB}, "PUB")
-		var m Message
-		c.SetReadDeadline(time.Now().Add(time.Second))
-		if err := c.Recv(&m); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatalf("got %v", err)
-		}
-		message := appendMessage(nil, frames("kv", "hello")...)
-		for i := range message {
-			go peer.Write(message[i : i+1])
-			c.SetReadDeadline(time.Now().Add(time.Second))
-			err := c.Recv(&m)
-			if last := i == len(message)-1; last != (err == nil) {
-				t.Fatalf("byte %d: %v", i, err)
-			}
-		}
-		if diff := cmp.Diff(frames("kv", "hello"), m.Frames); diff != "" {
-			t.Error(diff)
-		}
-		c.SetReadDeadline(time.Time{})
-		go func() {
-			time.Sleep(time.Hour)
-			peer.Write(message)
-		}()
-		if err := c.Recv(&m); err != nil {
-			t.Errorf("without a deadline: %v", err)
-		}
-	})
 }
 
 func TestCloseEndsRecv(t *testing.T) {
@@ -271,19 +221,9 @@ func TestSilentPeerIsAskedThenGivenUp(t *testing.T) {
 			}
 		}()
 		began := time.Now()
-		// Deadlines of the caller's own must not disturb the count.
-		var err error
-		for {
-			c.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
-			if err = c.Recv(new(Message)); !errors.Is(err, os.ErrDeadlineExceeded) {
-				break
-			}
-		}
+		err := c.Recv(new(Message))
 		if want := 3*4*time.Second + 5*time.Second; !errors.Is(err, ErrUnresponsive) || time.Since(began) != want {
 			t.Errorf("%v after %v, want ErrUnresponsive after %v", err, time.Since(began), want)
-		}
-		if s := c.Stats(); s.Pongs != 3 {
-			t.Errorf("stats %+v, want 3 pongs", s)
 		}
 	})
 }
@@ -351,11 +291,10 @@ func TestOldPeerIsNotPinged(t *testing.T) {
 		c := newConn(ours, "pipe", opt)
 		go theirs.Write(join(greet(3, 0, "NULL"), appendReady(nil, "PUB")))
 		go io.CopyN(io.Discard, theirs, int64(len(hello(SUB))+3))
-		c.SetReadDeadline(time.Now().Add(time.Minute))
-		if err := c.Recv(new(Message)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		time.AfterFunc(time.Minute, func() { c.Close() })
+		if err := c.Recv(new(Message)); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("got %v, want a minute of peace", err)
 		}
-		c.Close()
 	})
 }
 

@@ -12,12 +12,12 @@ const (
 	flagCommand = 0x04
 )
 
-// header reads the next frame's flags and size. It takes nothing from the
-// stream until it has the whole header, so a deadline may interrupt it.
-func (c *Conn) header() (flags byte, size uint64, err error) {
+// header reads the next frame's flags and size; begun: of a message that is not
+// whole yet.
+func (c *Conn) header(begun bool) (flags byte, size uint64, err error) {
 	b, err := c.in.Peek(2)
 	if err != nil {
-		return 0, 0, c.torn(len(b) > 0, err)
+		return 0, 0, torn(begun || len(b) > 0, err)
 	}
 	flags, size = b[0], uint64(b[1])
 	if flags&^(flagMore|flagLong|flagCommand) != 0 {
@@ -29,7 +29,7 @@ func (c *Conn) header() (flags byte, size uint64, err error) {
 	taken := 2
 	if flags&flagLong != 0 {
 		if b, err = c.in.Peek(9); err != nil {
-			return 0, 0, c.torn(true, err)
+			return 0, 0, torn(true, err)
 		}
 		size, taken = binary.BigEndian.Uint64(b[1:]), 9
 		if size > math.MaxInt64 {

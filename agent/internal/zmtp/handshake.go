@@ -19,15 +19,14 @@ const (
 	mechanism     = "NULL"
 )
 
-// Peer is what the handshake told about the other end.
-type Peer struct {
-	Type         SocketType
-	Identity     string
-	Major, Minor int // ZMTP version that the peer announced
+// peer is what the handshake told about the other end.
+type peer struct {
+	socket       SocketType
+	major, minor int // ZMTP version that it announced
 }
 
 // speaks31 says whether the peer knows PING.
-func (p Peer) speaks31() bool { return p.Major > 3 || p.Minor >= 1 }
+func (p peer) speaks31() bool { return p.major > 3 || p.minor >= 1 }
 
 // greeting is our 64 bytes: signature, version 3.1, NULL, not a
 // server (which NULL does not care about), filler.
@@ -50,7 +49,7 @@ func property(name, value string) []byte {
 }
 
 // parseReady reads READY's properties into p. Unknown ones are for others.
-func parseReady(body []byte, p *Peer) error {
+func parseReady(body []byte, p *peer) error {
 	for len(body) > 0 {
 		n := int(body[0])
 		if n == 0 || len(body) < 1+n+4 {
@@ -64,14 +63,11 @@ func parseReady(body []byte, p *Peer) error {
 		}
 		value := string(body[:size])
 		body = body[size:]
-		switch {
-		case strings.EqualFold(name, "Socket-Type"):
-			p.Type = SocketType(value)
-		case strings.EqualFold(name, "Identity"):
-			p.Identity = value
+		if strings.EqualFold(name, "Socket-Type") {
+			p.socket = SocketType(value)
 		}
 	}
-	if p.Type == "" {
+	if p.socket == "" {
 		return protocolErrorf("READY names no Socket-Type")
 	}
 	return nil
@@ -128,11 +124,11 @@ func (c *Conn) shakeHands() error {
 	if err := c.readReady(); err != nil {
 		return err
 	}
-	if !c.opt.Type.accepts(c.peer.Type) {
+	if !c.opt.Type.accepts(c.peer.socket) {
 		// The specification asks for a word before hanging up. Should it not
 		// get through, the peer still sees the closed connection.
 		_, _ = c.conn.Write(appendCommand(nil, "ERROR", append([]byte{19}, "Invalid socket type"...)...))
-		return protocolErrorf("peer is a %q socket, which a %s cannot talk to", c.peer.Type, c.opt.Type)
+		return protocolErrorf("peer is a %q socket, which a %s cannot talk to", c.peer.socket, c.opt.Type)
 	}
 	// Subscriptions go as messages: 3.0 peers know no other way, and 3.1 peers
 	// take both.
@@ -158,7 +154,7 @@ func (c *Conn) readGreeting() error {
 			if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
 				hint = " (libzmq hangs up here if it wants another mechanism than " + mechanism + ")"
 			}
-			return nil, fmt.Errorf("read greeting, %d of %d bytes came%s: %w", len(b), greetingSize, hint, c.torn(len(b) > 0, err))
+			return nil, fmt.Errorf("read greeting, %d of %d bytes came%s: %w", len(b), greetingSize, hint, torn(len(b) > 0, err))
 		}
 		return b, nil
 	}
@@ -185,7 +181,7 @@ func (c *Conn) readGreeting() error {
 	if b, err = peek(12 + mechanismSize); err != nil {
 		return err
 	}
-	c.peer.Major, c.peer.Minor = int(b[10]), int(b[11])
+	c.peer.major, c.peer.minor = int(b[10]), int(b[11])
 	if name := string(bytes.TrimRight(b[12:12+mechanismSize], "\x00")); name != mechanism {
 		return protocolErrorf("peer wants the mechanism %q, only %s is spoken here", name, mechanism)
 	}
@@ -197,7 +193,7 @@ func (c *Conn) readGreeting() error {
 }
 
 func (c *Conn) readReady() error {
-	flags, size, err := c.header()
+	flags, size, err := c.header(false)
 	if err != nil {
 		return fmt.Errorf("read READY: %w", err)
 	}
@@ -209,7 +205,7 @@ func (c *Conn) readReady() error {
 	}
 	b, err := c.in.Peek(int(size))
 	if err != nil {
-		return fmt.Errorf("read READY: %w", c.torn(true, err))
+		return fmt.Errorf("read READY: %w", torn(true, err))
 	}
 	defer func() { _, _ = c.in.Discard(int(size)) }() // cannot fail: these bytes were peeked
 	name, body, err := splitCommand(b)

@@ -31,24 +31,24 @@ func TestHandshake(t *testing.T) {
 	for name, c := range map[string]struct {
 		own  SocketType
 		peer []byte
-		want Peer
+		want peer
 	}{
-		"PUB of 3.1":   {SUB, hello("PUB"), Peer{Type: "PUB", Major: 3, Minor: 1}},
-		"XPUB of 3.0":  {SUB, join(greet(3, 0, "NULL"), appendReady(nil, "XPUB")), Peer{Type: "XPUB", Major: 3}},
-		"PUB of 4.2":   {SUB, join(greet(4, 2, "NULL"), ready(pub)), Peer{Type: "PUB", Major: 4, Minor: 2}},
-		"ROUTER":       {DEALER, hello("ROUTER"), Peer{Type: "ROUTER", Major: 3, Minor: 1}},
-		"REP":          {DEALER, hello("REP"), Peer{Type: "REP", Major: 3, Minor: 1}},
-		"DEALER":       {DEALER, hello("DEALER"), Peer{Type: "DEALER", Major: 3, Minor: 1}},
-		"with more":    {SUB, join(greet(3, 1, "NULL"), ready(property("X-Y", ""), pub, property("identity", "me"))), Peer{Type: "PUB", Identity: "me", Major: 3, Minor: 1}},
-		"long READY":   {SUB, join(greet(3, 1, "NULL"), ready(property("X", strings.Repeat("x", 300)), pub)), Peer{Type: "PUB", Major: 3, Minor: 1}},
-		"lower case":   {SUB, join(greet(3, 1, "NULL"), ready(property("socket-type", "PUB"))), Peer{Type: "PUB", Major: 3, Minor: 1}},
-		"server's bit": {SUB, join(greet(3, 1, "NULL")[:32], []byte{1}, make([]byte, 31), ready(pub)), Peer{Type: "PUB", Major: 3, Minor: 1}},
+		"PUB of 3.1":   {SUB, hello("PUB"), peer{socket: "PUB", major: 3, minor: 1}},
+		"XPUB of 3.0":  {SUB, join(greet(3, 0, "NULL"), appendReady(nil, "XPUB")), peer{socket: "XPUB", major: 3}},
+		"PUB of 4.2":   {SUB, join(greet(4, 2, "NULL"), ready(pub)), peer{socket: "PUB", major: 4, minor: 2}},
+		"ROUTER":       {DEALER, hello("ROUTER"), peer{socket: "ROUTER", major: 3, minor: 1}},
+		"REP":          {DEALER, hello("REP"), peer{socket: "REP", major: 3, minor: 1}},
+		"DEALER":       {DEALER, hello("DEALER"), peer{socket: "DEALER", major: 3, minor: 1}},
+		"with more":    {SUB, join(greet(3, 1, "NULL"), ready(property("X-Y", ""), pub, property("identity", "me"))), peer{socket: "PUB", major: 3, minor: 1}},
+		"long READY":   {SUB, join(greet(3, 1, "NULL"), ready(property("X", strings.Repeat("x", 300)), pub)), peer{socket: "PUB", major: 3, minor: 1}},
+		"lower case":   {SUB, join(greet(3, 1, "NULL"), ready(property("socket-type", "PUB"))), peer{socket: "PUB", major: 3, minor: 1}},
+		"server's bit": {SUB, join(greet(3, 1, "NULL")[:32], []byte{1}, make([]byte, 31), ready(pub)), peer{socket: "PUB", major: 3, minor: 1}},
 	} {
 		conn, _ := playTape(t, bytes.NewReader(c.peer), Options{Type: c.own})
 		if err := conn.Handshake(context.Background()); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if got := conn.Peer(); got != c.want {
+		if got := conn.peer; got != c.want {
 			t.Errorf("%s: got %+v, want %+v", name, got, c.want)
 		}
 		conn.Close()

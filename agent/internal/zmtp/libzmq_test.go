@@ -14,9 +14,12 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvscout/kvscout/e2e/await"
 )
 
 // findLibzmq says which libzmq python3 has, or why there is none.
@@ -84,7 +87,7 @@ func (z *libzmq) publishWindow(c *Conn, numbers []int, size, window int) {
 	var m Message
 	recv := func() {
 		z.t.Helper()
-		c.SetReadDeadline(time.Now().Add(time.Minute))
+		defer within(c, time.Minute)()
 		if err := c.Recv(&m); err != nil {
 			z.t.Fatal(err)
 		}
@@ -177,15 +180,31 @@ func acceptFrom(t *testing.T, l *Listener) *Conn {
 	return c
 }
 
+// within closes the connection unless it is stopped in time.
+func within(c *Conn, d time.Duration) (stop func() bool) {
+	return time.AfterFunc(d, func() { c.Close() }).Stop
+}
+
+// writes counts what a connection says.
+type writes struct {
+	net.Conn
+	n atomic.Int64
+}
+
+func (w *writes) Write(p []byte) (int, error) {
+	w.n.Add(1)
+	return w.Conn.Write(p)
+}
+
 // lost waits for the end of the connection and says how it came.
 func lost(t *testing.T, c *Conn) error {
 	t.Helper()
 	var m Message
-	c.SetReadDeadline(time.Now().Add(time.Minute))
+	defer within(c, time.Minute)()
 	for {
 		if err := c.Recv(&m); err != nil {
-			if errors.Is(err, os.ErrDeadlineExceeded) {
-				t.Fatal("the lost connection stayed unseen")
+			if errors.Is(err, net.ErrClosed) {
+				t.Error("the lost connection stayed unseen")
 			}
 			return err
 		}
@@ -202,7 +221,7 @@ func TestLibzmqPublisherBinds(t *testing.T) {
 		t.Run(endpoint[:3], func(t *testing.T) {
 			z := startLibzmq(t, "pub", "bind", endpoint, "count=5000", "size=600")
 			c := dialUntil(t, z.endpoint, Options{Type: SUB})
-			if p := c.Peer(); p.Type != "PUB" || p.Major != 3 {
+			if p := c.peer; p.socket != "PUB" || p.major != 3 {
 				t.Errorf("peer is %+v", p)
 			}
 			z.publish(c, upTo(5000), 600)
@@ -288,32 +307,32 @@ func TestLibzmqFiltersTopics(t *testing.T) {
 func TestLibzmqHeartbeatsAreAnswered(t *testing.T) {
 	z := startLibzmq(t, "pub", "bind", "tcp://127.0.0.1:*", "count=5000", "size=200", "parts=30", "heartbeat=1", "timeout=60000", "ttl=60000")
 	c := dialUntil(t, z.endpoint, Options{Type: SUB})
+	said := &writes{Conn: c.conn}
+	c.conn = said
 	var m Message
-	for c.Stats().Pings < 100 {
+	for said.n.Load() < 100 { // PONGs: a SUB says nothing else
 		if err := c.Recv(&m); err != nil {
 			t.Fatal(err)
 		}
 	}
 	// Under load some PINGs come between the frames of a message.
 	z.publish(c, upTo(5000), 200)
-	t.Logf("%+v", c.Stats())
 }
 
 func TestLibzmqAnswersHeartbeats(t *testing.T) {
 	z := startLibzmq(t, "router", "tcp://127.0.0.1:*")
 	c := dialUntil(t, z.endpoint, Options{Type: DEALER, Heartbeat: 20 * time.Millisecond, HeartbeatTimeout: 5 * time.Second})
-	var m Message
-	for c.Stats().Pongs < 5 {
-		c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
-		if err := c.Recv(&m); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatalf("got %q, %v", m.Frames, err)
-		}
-	}
+	said := &writes{Conn: c.conn}
+	c.conn = said
+	ended := make(chan error, 1)
+	go func() { ended <- lost(t, c) }()
+	// A PING follows a PONG only.
+	await.True(t, "heartbeats", func() bool { return said.n.Load() > 5 })
 	// A stopped process keeps its sockets: only the missing PONG tells.
 	if err := z.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	if err := lost(t, c); !errors.Is(err, ErrUnresponsive) {
+	if err := <-ended; !errors.Is(err, ErrUnresponsive) {
 		t.Errorf("got %v, want ErrUnresponsive", err)
 	}
 }
@@ -331,7 +350,7 @@ func TestLibzmqRouterReplays(t *testing.T) {
 				if err := c.Send(nil, binary.BigEndian.AppendUint64(nil, uint64(start))); err != nil {
 					t.Fatal(err)
 				}
-				c.SetReadDeadline(time.Now().Add(time.Minute))
+				stop := within(c, time.Minute)
 				var m Message
 				for n := start; n < 800; n++ {
 					if err := c.Recv(&m); err != nil {
@@ -345,6 +364,7 @@ func TestLibzmqRouterReplays(t *testing.T) {
 				if err := c.Recv(&m); err != nil || len(m.Frames) != 4 || string(m.Frames[2]) != "\xff\xff\xff\xff\xff\xff\xff\xff" {
 					t.Fatalf("want the end marker, got %q, %v", m.Frames, err)
 				}
+				stop()
 			}
 		})
 	}
@@ -364,7 +384,7 @@ func TestLibzmqHearsSendAndPongApart(t *testing.T) {
 		}
 		sent <- nil
 	}()
-	c.SetReadDeadline(time.Now().Add(time.Minute))
+	defer within(c, time.Minute)()
 	var m Message
 	for i := range 2 * requests {
 		if err := c.Recv(&m); err != nil {
@@ -374,7 +394,6 @@ func TestLibzmqHearsSendAndPongApart(t *testing.T) {
 	if err := <-sent; err != nil {
 		t.Error(err)
 	}
-	t.Logf("%+v", c.Stats())
 }
 
 func TestLibzmqRefusalsAreExplained(t *testing.T) {

@@ -186,8 +186,8 @@ func TestAcceptedPeerReadsWhatWeSay(t *testing.T) {
 	if _, err := io.ReadFull(peer, got); err != nil || string(got) != want {
 		t.Errorf("got %q, %v; want %q", got, err, want)
 	}
-	if c.RemoteAddr().String() != peer.LocalAddr().String() {
-		t.Errorf("peer's address is %v, want %v", c.RemoteAddr(), peer.LocalAddr())
+	if c.conn.RemoteAddr().String() != peer.LocalAddr().String() {
+		t.Errorf("peer's address is %v, want %v", c.conn.RemoteAddr(), peer.LocalAddr())
 	}
 }
 

@@ -1,6 +1,6 @@
 package zmtp
 
-// keptBuffer is the size up to which a receive buffer is kept for good. A
+// keptBuffer is the size up to which a buffer is kept for good. A
 // bigger one is dropped once messages no longer need it.
 const keptBuffer = 1 << 20
 
@@ -21,7 +21,10 @@ type Message struct {
 }
 
 func (m *Message) reset() {
-	m.data, m.ends = m.data[:0], m.ends[:0]
+	if cap(m.data) > keptBuffer && len(m.data) < cap(m.data)/4 {
+		m.data = nil
+	}
+	m.Frames, m.data, m.ends = m.Frames[:0], m.data[:0], m.ends[:0]
 }
 
 // grow makes room for at least one more byte of a message that still lacks
@@ -45,7 +48,6 @@ func (m *Message) endFrame() {
 
 // finish cuts the frames out of data.
 func (m *Message) finish() {
-	m.Frames = m.Frames[:0]
 	if m.Frames == nil {
 		m.Frames = make([][]byte, 0, max(len(m.ends), usualFrames))
 	}

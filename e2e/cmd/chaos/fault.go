@@ -28,11 +28,11 @@ type fault struct {
 	// something that all members share.
 	fits func(m *member) bool
 	do   func(s *strike) error
-	// verified: cache states are in doubt until the next heartbeat verifies them.
-	proved bool
-	// unheard: nothing shows the fault before the next heartbeat does, which
+	// verified: cache states are suspect until the next heartbeat verifies them.
+	verified bool
+	// silence: nothing shows the fault before the next heartbeat does, which
 	// is when the time to the truth begins.
-	unheard bool
+	silence bool
 	// probed: metrics tell of it, which the agent reads once a second.
 	probed bool
 	// silent: somebody is not heard any more, which nothing else shows.
@@ -147,12 +147,12 @@ var faults = []fault{
 		s.m.events.Tamper(nil)
 		return s.novel() // a lost last batch shows with the next one
 	}},
-	{name: "scheduler restarted", proved: true, do: func(s *strike) error {
+	{name: "scheduler restarted", verified: true, do: func(s *strike) error {
 		s.f.stopScheduler()
 		s.hold(0, 300*time.Millisecond)
 		return s.f.stage.StartScheduler()
 	}},
-	{name: "NATS restarted", proved: true, do: func(s *strike) error {
+	{name: "NATS restarted", verified: true, do: func(s *strike) error {
 		s.f.nats.Stop()
 		s.hold(0, 300*time.Millisecond)
 		return s.f.nats.Run()
@@ -175,13 +175,13 @@ var faults = []fault{
 		s.hold(100*time.Millisecond, 600*time.Millisecond)
 		return nil
 	}},
-	{name: "agent's messages lost", fits: anybody, unheard: true, do: func(s *strike) error {
+	{name: "agent's messages lost", fits: anybody, silence: true, do: func(s *strike) error {
 		return s.tamper(func(r *rand.Rand, message []byte) [][]byte { return nil })
 	}},
-	{name: "agent's messages doubled", fits: anybody, unheard: true, do: func(s *strike) error {
+	{name: "agent's messages doubled", fits: anybody, silence: true, do: func(s *strike) error {
 		return s.tamper(func(r *rand.Rand, message []byte) [][]byte { return [][]byte{message, message} })
 	}},
-	{name: "agent's messages reordered", fits: anybody, unheard: true, do: func(s *strike) error {
+	{name: "agent's messages reordered", fits: anybody, silence: true, do: func(s *strike) error {
 		var late []byte
 		return s.tamper(func(r *rand.Rand, message []byte) [][]byte {
 			if late == nil {
@@ -193,13 +193,13 @@ var faults = []fault{
 			return pair
 		})
 	}},
-	{name: "agent's messages cut short", fits: anybody, unheard: true, do: func(s *strike) error {
+	{name: "agent's messages cut short", fits: anybody, silence: true, do: func(s *strike) error {
 		return s.tamper(func(r *rand.Rand, message []byte) [][]byte {
 			payload := wire.Payload(message)
 			return [][]byte{wire.WithPayload(message, payload[:r.IntN(len(payload)+1)])}
 		})
 	}},
-	{name: "agent's old messages again", fits: anybody, unheard: true, do: func(s *strike) error {
+	{name: "agent's old messages again", fits: anybody, silence: true, do: func(s *strike) error {
 		m := s.m
 		return s.tamper(func(r *rand.Rand, message []byte) [][]byte {
 			out := [][]byte{message}
@@ -214,7 +214,7 @@ var faults = []fault{
 			return out
 		})
 	}},
-	{name: "scheduler cut from NATS", proved: true, do: func(s *strike) error {
+	{name: "scheduler cut from NATS", verified: true, do: func(s *strike) error {
 		s.f.bus.Refuse(true)
 		defer s.f.bus.Refuse(false)
 		s.hold(0, 500*time.Millisecond)
@@ -320,8 +320,7 @@ func (s *strike) novel() error {
 func (f *fleet) serve(e *fakevllm.Engine, q *prompt) error {
 	ctx, cancel := context.WithTimeout(f.ctx, readyTime)
 	defer cancel()
-	_, err := f.post(ctx, e.URL()+"/v1/completions", q.body)
-	return err
+	return f.post(ctx, e.URL()+"/v1/completions", q.body)
 }
 
 // tamper lays hands on every other message or so of the member's agent.
@@ -350,7 +349,7 @@ func (m *member) network(do func(*wire.Proxy)) {
 // makes no noise shows at the next heartbeat, or when three have not come.
 func (s *strike) lies() time.Duration {
 	switch {
-	case s.fault.unheard:
+	case s.fault.silence:
 		return s.f.o.limit(s.f.o.heartbeat + settling)
 	case s.fault.silent:
 		return s.f.o.limit(3*max(s.f.o.heartbeat, protocol.HeartbeatEvery) + settling)

@@ -17,6 +17,7 @@ import (
 	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/e2e/stage"
 	"github.com/kvscout/kvscout/e2e/wire"
+	"github.com/kvscout/kvscout/protocol/client"
 )
 
 const (
@@ -42,6 +43,7 @@ type fleet struct {
 	nats    *broker.Broker
 	bus     *wire.Proxy // between scheduler and NATS
 	stage   *stage.Stage
+	proxy   *client.Client
 	members []*member
 	resyncs float64 // of schedulers that are gone
 }
@@ -86,6 +88,9 @@ func (f *fleet) setUp() (err error) {
 		return err
 	}
 	if f.stage, err = stage.New(f.ctx, stage.Options{NATS: "nats://" + f.bus.Addr(), Log: f.log}); err != nil {
+		return err
+	}
+	if f.proxy, err = f.stage.Proxy(requestTime); err != nil {
 		return err
 	}
 	for i := range f.o.engines {
@@ -139,8 +144,11 @@ func (f *fleet) close() (err error) {
 	for _, m := range f.members {
 		m.close()
 	}
+	if f.proxy != nil {
+		err = f.proxy.Close()
+	}
 	if f.stage != nil {
-		err = f.stage.Close()
+		err = errors.Join(err, f.stage.Close())
 	}
 	if f.bus != nil {
 		f.bus.Close()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"math/rand/v2"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvscout/kvscout/protocol/client"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
@@ -119,31 +121,21 @@ func (l *load) one(ctx context.Context, r *rand.Rand) {
 	defer cancel()
 	// Some prompts are asked more often than others.
 	q := &l.f.prompts[min(r.IntN(len(l.f.prompts)), r.IntN(len(l.f.prompts)))]
-	address := l.f.members[r.IntN(len(l.f.members))].engine.Load().Addr()
-	ask := l.f.stage.Client
-	decision := ""
-	picked, err := ask.Pick(ctx, &api.PickRequest{Request: &api.Request{
-		Model: model, Prompt: api.TokenIDs(q.tokens), MaxCandidates: 1,
-	}})
-	if err == nil && len(picked.GetRanking().GetCandidates()) > 0 {
-		decision = picked.GetDecisionId()
-		address = picked.GetRanking().GetCandidates()[0].GetMember().GetAddress()
-	} else {
-		l.blind.Add(1)
-	}
-	outcome := api.Outcome_OUTCOME_FAILED
-	if l.f.serving(address) {
-		if status, err := l.f.post(ctx, "http://"+address+"/v1/completions", q.body); err == nil && status == http.StatusOK {
-			outcome = api.Outcome_OUTCOME_FINISHED
+	anyone := func([]string) string { return l.f.members[r.IntN(len(l.f.members))].engine.Load().Addr() }
+	request := &api.Request{Model: model, Prompt: api.TokenIDs(q.tokens), MaxCandidates: 1}
+	err := l.f.proxy.Do(ctx, request, anyone, func(ctx context.Context, p *client.Placement) (*api.Report, error) {
+		if p.Decision == nil {
+			l.blind.Add(1)
 		}
-	}
-	if outcome == api.Outcome_OUTCOME_FINISHED {
+		if !l.f.serving(p.Address) {
+			return nil, client.Another(errors.New("the engine is down"))
+		}
+		return nil, l.f.post(ctx, "http://"+p.Address+"/v1/completions", q.body)
+	})
+	if err == nil {
 		l.served.Add(1)
 	} else {
 		l.failed.Add(1)
-	}
-	if decision != "" {
-		_, _ = ask.Report(ctx, &api.ReportRequest{Reports: []*api.Report{{DecisionId: decision, Outcome: outcome}}})
 	}
 }
 
@@ -157,18 +149,21 @@ func (f *fleet) serving(address string) bool {
 	return false
 }
 
-func (f *fleet) post(ctx context.Context, url string, body []byte) (status int, err error) {
+func (f *fleet) post(ctx context.Context, url string, body []byte) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
-		return 0, err
+		return err
 	}
 	answer, err := f.http.Do(req)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return errors.New(answer.Status)
+	}
 	_, err = io.Copy(io.Discard, answer.Body)
-	return answer.StatusCode, err
+	return err
 }
 
 // pause lets the requests under way end and holds the others back.

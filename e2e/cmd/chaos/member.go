@@ -224,11 +224,7 @@ func (m *member) close() {
 func (m *member) act(path string) error {
 	ctx, cancel := context.WithTimeout(m.f.ctx, readyTime)
 	defer cancel()
-	status, err := m.f.post(ctx, m.engine.Load().URL()+path, []byte("{}"))
-	if err == nil && status != 200 {
-		err = fmt.Errorf("status %d", status)
-	}
-	if err != nil {
+	if err := m.f.post(ctx, m.engine.Load().URL()+path, []byte("{}")); err != nil {
 		return fmt.Errorf("%s%s: %w", m.name, path, err)
 	}
 	return nil

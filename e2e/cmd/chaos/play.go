@@ -132,7 +132,7 @@ func (g result) bad() bool { return g.wrong > 0 || g.late || !g.ended }
 // strike does the fault and then looks until everything is true.
 func (f *fleet) strike(s *strike) (result, error) {
 	limit := within
-	if s.fault.unheard || s.fault.proved {
+	if s.fault.silence || s.fault.verified {
 		limit += f.o.heartbeat + settling
 	}
 	if s.fault.probed {

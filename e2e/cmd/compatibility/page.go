@@ -42,6 +42,7 @@ var features = []feature{
 	{"ranks", func(r realvllm.Result) string { return counts(r, "ranks") }},
 	{"offloading", func(r realvllm.Result) string { return counts(r, "offload") }},
 	{"sliding + full", func(r realvllm.Result) string { return counts(r, "hybrid") }},
+	{"special requests", func(r realvllm.Result) string { return counts(r, "special") }},
 	{"render", func(r realvllm.Result) string {
 		switch {
 		case r.Wire.Render == http.StatusOK:
@@ -130,7 +131,7 @@ func phases(list []realvllm.Result) string {
 	b.WriteString("| vLLM | engine | phase | judged | exact | over | under | trust |\n|---|---|---|---|---|---|---|---|\n")
 	for _, r := range list {
 		for _, p := range r.Phases {
-			if p.Engine == "special" {
+			if p.Engine == "special" || p.Cannot != "" {
 				continue
 			}
 			trust := p.Trust
@@ -149,7 +150,7 @@ func special(r realvllm.Result) string {
 	fmt.Fprintf(&b, `## Special requests
 
 Each body was sent to vLLM %s twice; the second time it was given to kvscout first. The tokens are those of all its requests together.
-Of several prompts in one body kvscout ranks by the first; its tokens are counted here for each.
+Of several prompts in one body kvscout ranks by the first, and the engine counts the last: here both are cached alike.
 
 | request | judged | predicted tokens | the engine's | exact | over | under |
 |---|---|---|---|---|---|---|
@@ -174,12 +175,16 @@ multimodal items are part of the keys, with the identifiers and offsets that the
 // phases of the engine. Empty: none was judged.
 func counts(r realvllm.Result, engine string, names ...string) string {
 	var judged, exact, over int
+	var cannot string
 	for _, p := range r.Phases {
 		if p.Engine == engine && (len(names) == 0 || slices.Contains(names, p.Name)) {
 			judged, exact, over = judged+p.Judged, exact+p.Exact, over+p.Over
+			cannot = p.Cannot
 		}
 	}
 	switch {
+	case cannot != "":
+		return ", " + cannot
 	case judged == 0:
 		return ""
 	case over > 0:

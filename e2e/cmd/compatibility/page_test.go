@@ -32,7 +32,7 @@ func TestNoReleaseIsPromisedMoreThanItHas(t *testing.T) {
 	}
 	for _, r := range list {
 		for _, p := range r.Phases {
-			if p.Over > 0 || p.Failed || p.Trust == "EXACT" && p.Exact < p.Judged {
+			if p.Over > 0 || p.Failed || p.Trust == "EXACT" && p.Why == "" && p.Exact < p.Judged {
 				t.Errorf("vLLM %s, %s, %s: %+v", r.Release, p.Engine, p.Name, p)
 			}
 		}

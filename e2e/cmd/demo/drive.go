@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvscout/kvscout/e2e/trace"
+	"github.com/kvscout/kvscout/protocol/client"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
@@ -14,7 +15,8 @@ import (
 // or not earlier ones are answered.
 type driver struct {
 	fleet  *fleet
-	client *client
+	engine *streamer
+	proxy  *client.Client
 	ask    api.SchedulerClient
 	tally  tally
 	picks  stopwatch
@@ -22,9 +24,8 @@ type driver struct {
 
 // placement is where a request goes.
 type placement struct {
-	address   string
+	*client.Placement
 	predicted int
-	decision  string // to report; empty: none was taken
 	// aside is time that went into a prediction that the choice did not need.
 	aside time.Duration
 }
@@ -63,19 +64,19 @@ func (d *driver) serve(ctx context.Context, n int, q trace.Request, due time.Tim
 		return
 	}
 	started := false
-	r, err := d.client.complete(ctx, place.address, d.fleet.name, prompt, q.Output, func(now time.Time) {
+	r, err := d.engine.complete(ctx, place.Address, d.fleet.name, prompt, q.Output, func(now time.Time) {
 		started = true
 		d.tally.first(now.Sub(due) - place.aside)
-		d.report(ctx, place, &api.Report{Outcome: api.Outcome_OUTCOME_FIRST_TOKEN})
+		place.FirstToken()
 	})
 	if err != nil {
-		d.report(context.WithoutCancel(ctx), place, &api.Report{Outcome: api.Outcome_OUTCOME_CANCELLED})
+		place.Report(&api.Report{Outcome: api.Outcome_OUTCOME_CANCELLED})
 		d.end(ctx, err, due, started)
 		return
 	}
 	d.tally.finish(r, place.predicted)
 	tokens, cached, output := uint32(r.prompt), uint32(r.cached), uint32(r.output)
-	d.report(ctx, place, &api.Report{
+	place.Report(&api.Report{
 		Outcome: api.Outcome_OUTCOME_FINISHED, PromptTokens: &tokens, CachedTokens: &cached, OutputTokens: &output,
 	})
 }
@@ -94,16 +95,12 @@ func (d *driver) place(ctx context.Context, n int, prompt []uint32) (placement, 
 	req := &api.Request{Model: d.fleet.name, Prompt: api.TokenIDs(prompt), MaxCandidates: 1}
 	begin := time.Now()
 	if !d.fleet.inTurn {
-		resp, err := d.ask.Pick(ctx, &api.PickRequest{Request: req})
+		picked, err := d.proxy.Pick(ctx, req)
 		if err != nil {
 			return placement{}, fmt.Errorf("pick: %w", err)
 		}
 		d.picks.add(time.Since(begin))
-		list := resp.GetRanking().GetCandidates()
-		if len(list) == 0 {
-			return placement{}, fmt.Errorf("pick: nobody to choose from")
-		}
-		return placement{address: list[0].GetMember().GetAddress(), predicted: cachedTokens(list[0]), decision: resp.GetDecisionId()}, nil
+		return placement{Placement: picked, predicted: cachedTokens(picked.Candidate())}, nil
 	}
 	address := d.fleet.engines[n%len(d.fleet.engines)].Addr()
 	req.Candidates = []*api.MemberRef{{Ref: &api.MemberRef_Address{Address: address}}}
@@ -111,7 +108,7 @@ func (d *driver) place(ctx context.Context, n int, prompt []uint32) (placement, 
 	if err != nil {
 		return placement{}, fmt.Errorf("score: %w", err)
 	}
-	p := placement{address: address, aside: time.Since(begin)}
+	p := placement{Placement: &client.Placement{Address: address}, aside: time.Since(begin)}
 	if list := resp.GetRanking().GetCandidates(); len(list) > 0 {
 		p.predicted = cachedTokens(list[0])
 	}
@@ -121,15 +118,4 @@ func (d *driver) place(ctx context.Context, n int, prompt []uint32) (placement, 
 func cachedTokens(c *api.Candidate) int {
 	t := c.GetCachedTokens()
 	return int(t.GetGpu() + t.GetHost() + t.GetDisk() + t.GetPredicted())
-}
-
-// report is optional, so what goes wrong with it is not the request's fault.
-func (d *driver) report(ctx context.Context, p placement, r *api.Report) {
-	if p.decision == "" {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	r.DecisionId = p.decision
-	_, _ = d.ask.Report(ctx, &api.ReportRequest{Reports: []*api.Report{r}})
 }

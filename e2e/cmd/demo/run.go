@@ -16,8 +16,12 @@ import (
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
-// readyTime bounds the wait for all agents to be exact.
-const readyTime = time.Minute
+const (
+	// readyTime bounds the wait for all agents to be exact.
+	readyTime = time.Minute
+	// patience is how long a request waits for its place.
+	patience = 10 * time.Second
+)
 
 // run is the whole demo. Nothing of it is alive when it returns.
 func run(ctx context.Context, o options, out *os.File) (err error) {
@@ -38,12 +42,16 @@ func run(ctx context.Context, o options, out *os.File) (err error) {
 	if err != nil {
 		return err
 	}
-	ask := s.Client
+	proxy, err := s.Proxy(patience)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, proxy.Close()) }()
 	intro(out, o, requests, time.Since(begin))
 
 	var drivers []*driver
 	for _, f := range fleets {
-		drivers = append(drivers, &driver{fleet: f, client: newClient(), ask: ask})
+		drivers = append(drivers, &driver{fleet: f, engine: newStreamer(), proxy: proxy, ask: s.Client})
 	}
 	driving, cut := context.WithCancel(ctx)
 	defer cut()
@@ -59,7 +67,7 @@ func run(ctx context.Context, o options, out *os.File) (err error) {
 	<-done
 	took := time.Since(began)
 	for _, d := range drivers {
-		d.client.http.CloseIdleConnections()
+		d.engine.http.CloseIdleConnections()
 	}
 	if err := ctx.Err(); err != nil {
 		return err

@@ -11,7 +11,7 @@ import (
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
-// patience bounds every wait for the picture to catch up.
+// patience bounds every wait for the cache state to catch up.
 const patience = time.Minute
 
 // tally counts answers. Isolated = Exact + Over + Under + Blind.
@@ -114,7 +114,7 @@ func (p *player) act(ctx context.Context, action string) error {
 	})
 }
 
-// settle waits until the scheduler's picture stands on every batch sent.
+// settle waits until the scheduler's cache state stands on every batch sent.
 func (p *player) settle(ctx context.Context) error {
 	for rank, id := range p.members {
 		if p.sent[rank] == 0 {
@@ -122,11 +122,11 @@ func (p *player) settle(ctx context.Context) error {
 		}
 		what := fmt.Sprintf("stand on batch %d", p.sent[rank]-1)
 		err := p.stage.Until(ctx, patience, id, what, func(m *api.MemberState) bool {
-			picture := m.GetCacheState()
-			known := picture.GetEngineBatches() == p.sent[rank]
-			settled := picture.GetTrust() == api.Trust_TRUST_EXACT || picture.GetTrust() == api.Trust_TRUST_APPROXIMATE ||
-				picture.GetTrust() == api.Trust_TRUST_UNKNOWN
-			return known && settled && (!p.restarted || picture.GetEpoch() != p.lives[rank])
+			state := m.GetCacheState()
+			known := state.GetEngineBatches() == p.sent[rank]
+			settled := state.GetTrust() == api.Trust_TRUST_EXACT || state.GetTrust() == api.Trust_TRUST_APPROXIMATE ||
+				state.GetTrust() == api.Trust_TRUST_UNKNOWN
+			return known && settled && (!p.restarted || state.GetEpoch() != p.lives[rank])
 		})
 		if err != nil {
 			return err

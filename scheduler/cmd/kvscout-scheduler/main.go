@@ -8,7 +8,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"math"
 	"os"
 	"os/signal"
@@ -52,7 +51,7 @@ func main() {
 
 // run serves until ctx is done. A signal on again has the settings read again.
 func run(ctx context.Context, args []string, getenv func(string) string, again <-chan os.Signal, stdout, stderr io.Writer) int {
-	told, err := parse(args, getenv, stdout, stderr)
+	opt, err := parse(args, getenv, stdout, stderr)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		return 0
@@ -60,42 +59,39 @@ func run(ctx context.Context, args []string, getenv func(string) string, again <
 		fmt.Fprintf(stderr, "kvscout-scheduler: %v\n", err)
 		return 2
 	}
-	for _, text := range told.unknown {
-		told.Log.Warn("unknown environment variable", "problem", text)
-	}
-	settings.Start(told.Log, "kvscout-scheduler", told.Settings())
-	limitMemory(told.Config, memlimit.FromCgroup)
-	s, err := scheduler.New(told.Config)
+	opt.program.Start(opt.Settings())
+	limitMemory(opt.Config, memlimit.FromCgroup)
+	s, err := scheduler.New(opt.Config)
 	if err == nil {
-		err = serve(ctx, s, told, again, func() error {
+		err = serve(ctx, s, opt, again, func() error {
 			next, err := parse(args, getenv, io.Discard, io.Discard)
 			if err != nil {
 				return err
 			}
-			if next.format != told.format {
+			if next.program.Format != opt.program.Format {
 				return fmt.Errorf("log-format: %w", scheduler.ErrNotLive)
 			}
 			if err := s.Reload(next.Config); err != nil {
 				return err
 			}
-			told.level.Set(next.level.Level())
+			opt.program.Level.Set(next.program.Level.Level())
 			return nil
 		})
 	}
 	if err != nil {
-		told.Log.Error("scheduler ended", "error", err)
+		opt.Log.Error("scheduler ended", "error", err)
 		return 1
 	}
 	return 0
 }
 
 // serve runs the scheduler, and follows its file meanwhile.
-func serve(ctx context.Context, s *scheduler.Scheduler, told *told, again <-chan os.Signal, reload func() error) error {
+func serve(ctx context.Context, s *scheduler.Scheduler, opt *options, again <-chan os.Signal, reload func() error) error {
 	watching, stop := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		settings.Watch(watching, told.file, again, told.Log, reload)
+		settings.Watch(watching, opt.program.File, again, opt.Log, reload)
 	}()
 	err := s.Run(ctx)
 	stop()
@@ -119,55 +115,23 @@ func limitMemory(cfg scheduler.Config, container memlimit.Provider) {
 	}
 }
 
-// told is what the command was told.
-type told struct {
+// options are what the command was given.
+type options struct {
 	scheduler.Config
-	file   string // of settings; may be empty
-	level  slog.LevelVar
-	format string
-	// unknown says of variables that begin like settings that they are none.
-	unknown []string
+	program settings.Program
 }
 
-// parse reads file, environment and flags. What was asked for instead of a run
-// (help, version) it writes to stdout, and returns flag.ErrHelp.
-func parse(args []string, getenv func(string) string, stdout, stderr io.Writer) (*told, error) {
-	t := &told{Config: scheduler.Defaults(), format: "text"}
+// parse reads file, environment and flags; see settings.Program.Read.
+func parse(args []string, getenv func(string) string, stdout, stderr io.Writer) (*options, error) {
+	t := &options{Config: scheduler.Defaults(), program: settings.Program{Name: "kvscout-scheduler", Intro: intro, Follows: true}}
 	t.Version = settings.Built().Version
-
 	fs := flag.NewFlagSet("kvscout-scheduler", flag.ContinueOnError)
-	fs.SetOutput(io.Discard) // errors are reported once, by run
 	t.Flags(fs)
-	fs.StringVar(&t.file, settings.FileFlag, "", "`file` in YAML with settings, named like the flags; a flag or a variable wins over it, and its changes are followed")
-	fs.TextVar(&t.level, "log-level", &t.level, "`level`: debug, info, warn or error; live")
-	fs.StringVar(&t.format, "log-format", t.format, "`format` of the log: text or json")
-	show := fs.Bool("version", false, "print version, commit, date and Go version, and end")
-	fs.Usage = func() {}
-	if err := settings.Read(fs, args, getenv, "version"); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			fmt.Fprint(stdout, intro)
-			fs.SetOutput(stdout)
-			fs.PrintDefaults()
-		}
+	p := &t.program
+	if err := p.Read(fs, args, getenv, stdout, stderr); err != nil {
 		return nil, err
 	}
-	if *show {
-		fmt.Fprintln(stdout, "kvscout-scheduler", settings.Built())
-		return nil, flag.ErrHelp
-	}
-	if fs.NArg() > 0 {
-		return nil, fmt.Errorf("there is no argument %q; flags begin with -, and -help lists them", fs.Arg(0))
-	}
-	t.unknown = settings.Unknown(fs, os.Environ(), "version")
-	options := &slog.HandlerOptions{Level: &t.level}
-	switch t.format {
-	case "text":
-		t.Log = slog.New(slog.NewTextHandler(stderr, options))
-	case "json":
-		t.Log = slog.New(slog.NewJSONHandler(stderr, options))
-	default:
-		return nil, settings.Wrong(fs, "log-format", "%q is neither text nor json", t.format)
-	}
-	t.Told = []settings.Setting{{Name: settings.FileFlag, Value: t.file}, {Name: "log-level", Value: t.level.Level().String()}, {Name: "log-format", Value: t.format}}
+	t.Log = p.Log
+	t.Told = []settings.Setting{{Name: settings.FileFlag, Value: p.File}, {Name: "log-level", Value: p.Level.Level().String()}, {Name: "log-format", Value: p.Format}}
 	return t, t.Validate()
 }

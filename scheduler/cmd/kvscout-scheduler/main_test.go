@@ -79,6 +79,7 @@ func TestWrongUsage(t *testing.T) {
 		"size":          {[]string{"-index-memory", "1TB"}, env(), "1GiB"},
 		"huge size":     {[]string{"-index-memory", "9999999999GiB"}, env(), "1GiB"},
 		"no size":       {[]string{"-index-memory", ""}, env(), "1GiB"},
+		"objectives":    {[]string{"-extproc-objectives", "x"}, env(), "-extproc-objectives"},
 		"log format":    {[]string{"-log-format", "xml"}, env(), "xml"},
 		"policy":        {[]string{"-policy", "nope"}, env(), "nope"},
 		"log level":     {[]string{"-log-level", "loud"}, env(), "log-level"},
@@ -129,7 +130,7 @@ func TestFailureAndGoodEnd(t *testing.T) {
 	// The end of the context stands for a signal; the log says where it listens.
 	out.Reset()
 	ctx, cancel := context.WithCancel(t.Context())
-	listens := regexp.MustCompile(`grpc=127\.0\.0\.1:\d+ admin=127\.0\.0\.1:\d+ .*nats=127\.0\.0\.1:\d+`)
+	listens := regexp.MustCompile(`grpc=127\.0\.0\.1:\d+ .*admin=127\.0\.0\.1:\d+ .*nats=127\.0\.0\.1:\d+`)
 	w := writer(func(p []byte) {
 		if out.Write(p); listens.Match(p) {
 			cancel()

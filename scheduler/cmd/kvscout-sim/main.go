@@ -159,7 +159,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	fs.DurationVar(&o.DecisionLag, "decision-lag", 0, "`time` from the scheduler's answer to the engine")
 	fs.Float64Var(&o.Lose, "lose", 0, "`share` of event batches that are lost")
 	fs.DurationVar(&o.Resync, "resync", o.Resync, "`time` in which a snapshot comes after a loss")
-	fs.BoolVar(&o.NoReports, "no-reports", false, "the scheduler is not told of first tokens and ends")
+	fs.BoolVar(&o.NoReports, "no-reports", false, "nobody reports first tokens and ends")
 	fs.Func("restart-at", "`time` at which the first pod restarts empty, or pod@time like 3@10m; may be given again", func(text string) error {
 		pod, at, found := strings.Cut(text, "@")
 		if !found {
@@ -178,7 +178,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 		o.Adds = append(o.Adds, t)
 		return err
 	})
-	fs.BoolVar(&o.ReportOutputs, "report-outputs", false, "the scheduler is told how many tokens came out, and learns how long outputs are")
+	fs.BoolVar(&o.ReportOutputs, "report-outputs", false, "reports say how many tokens came out, and the scheduler learns how long outputs are")
 	fs.IntVar(&o.Queue.Length, "queue", 0, "`number` of requests that may wait for room; 0: none waits")
 	fs.DurationVar(&o.Queue.Wait, "queue-wait", time.Minute, "longest `time` that a request waits")
 	fs.Float64Var(&o.Queue.BudgetMS, "queue-budget", 1000, "`ms` of prefill that a pod may have before requests wait for it")
@@ -191,7 +191,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 		return err
 	})
 	fs.IntVar(&o.jobs, "jobs", min(2, runtime.NumCPU()), "`number` of runs at a time")
-	fs.StringVar(&o.plot, "plot", "", "`file` for a picture of the results, as SVG")
+	fs.StringVar(&o.plot, "plot", "", "`file` for a plot of the results, as SVG")
 	fs.StringVar(&o.log, "log", "", "`file` for a log of the requests, as calibrate reads it; of one policy and seed")
 	fs.BoolVar(&o.json, "json", false, "print one JSON object for each policy and seed")
 	fs.Usage = func() {}
@@ -305,13 +305,13 @@ func profiles(path string) (*profile.Set, error) {
 	return profile.NewSet(list)
 }
 
-// draw writes a picture of the results.
+// draw writes a plot of the results.
 func draw(path, title string, results []sim.Result) error {
-	var picture bytes.Buffer
-	if err := report.Picture(&picture, title, results); err != nil {
+	var svg bytes.Buffer
+	if err := report.Picture(&svg, title, results); err != nil {
 		return fmt.Errorf("plot: %w", err)
 	}
-	return os.WriteFile(path, picture.Bytes(), 0o644)
+	return os.WriteFile(path, svg.Bytes(), 0o644)
 }
 
 // names splits a list of policies. A comma may also stand between parameters of

@@ -55,7 +55,7 @@ func (o *size) flags(fs *flag.FlagSet) {
 	fs.Float64Var(&o.price.Pod, "pod-price", 6, "`price` of a pod an hour")
 	fs.Float64Var(&o.price.HostGB, "host-gb-price", .005, "`price` of a GB of host memory an hour")
 	fs.IntVar(&o.jobs, "jobs", min(2, runtime.NumCPU()), "`number` of searches at a time")
-	fs.StringVar(&o.plot, "plot", "", "`file` for a picture, as SVG")
+	fs.StringVar(&o.plot, "plot", "", "`file` for a plot, as SVG")
 	fs.BoolVar(&o.json, "json", false, "print one JSON object for each policy and size of host memory")
 }
 
@@ -102,12 +102,12 @@ func runSize(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	if o.plot != "" {
-		var picture bytes.Buffer
+		var svg bytes.Buffer
 		title := fmt.Sprintf("%s: TTFT p90 within %v", w.Name, o.ttft)
-		if err := sizing.Plot(&picture, title, fleets); err != nil {
+		if err := sizing.Plot(&svg, title, fleets); err != nil {
 			return err
 		}
-		if err := os.WriteFile(o.plot, picture.Bytes(), 0o644); err != nil {
+		if err := os.WriteFile(o.plot, svg.Bytes(), 0o644); err != nil {
 			return err
 		}
 	}

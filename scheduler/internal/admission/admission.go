@@ -111,12 +111,12 @@ type Queue struct {
 
 // attempt tries a request with what is ahead of it. Where there is no room, it
 // lists in among who can be used.
-type attempt func(w *Waiter, room *pick.Room, now time.Time) verdict
+type attempt func(w *Waiter, room *pick.Admission, now time.Time) verdict
 
 // verdict is what became of a request that was tried.
 type verdict struct {
 	// noRoom is why it waits on; nil: it does not.
-	full *pick.Full
+	noRoom *pick.NoRoom
 	// What it got otherwise.
 	decision *pick.Decision
 	err      error
@@ -206,9 +206,9 @@ func (q *Queue) Waiting() int { return int(q.total.requests.Load()) }
 // Try decides at once where there is room and nobody of the model waits, or
 // nobody may wait. It fails with a pick.NoRoom where the request has to Enter.
 func (q *Queue) Try(r *pick.Request, now time.Time) (*pick.Decision, error) {
-	r.Room = nil
+	r.Admission = nil
 	if rules := q.Rules(); rules.Open() {
-		r.Room = &pick.Room{BudgetMS: rules.BudgetMS, Hold: q.held(r.Model)}
+		r.Admission = &pick.Admission{BudgetMS: rules.BudgetMS, Hold: q.held(r.Model)}
 	}
 	return q.picker.Pick(r, now)
 }
@@ -229,7 +229,7 @@ func (q *Queue) held(name string) bool {
 func (q *Queue) modelOf(name string) string {
 	view := q.fleet.View()
 	if services := view.Serving(name); len(services) > 0 {
-		if root := view.Seats[services[0].Position].Model; root != "" {
+		if root := view.Rows[services[0].Position].Model; root != "" {
 			return root
 		}
 	}
@@ -240,11 +240,11 @@ func (q *Queue) modelOf(name string) string {
 // Beside the prompt it takes so many bytes. done is called once, from a Pass or
 // an Enter, with what became of it, unless Leave returns true; it must not call
 // the queue.
-func (q *Queue) Enter(r *pick.Request, full *pick.Full, priority int, bytes int64, now time.Time, done func(Outcome)) (*Waiter, error) {
+func (q *Queue) Enter(r *pick.Request, noRoom *pick.NoRoom, priority int, bytes int64, now time.Time, done func(Outcome)) (*Waiter, error) {
 	w := &Waiter{
 		request: *r, came: now, done: done, priority: priority,
 		bytes:  bytes + int64(len(r.Prompt.Tokens)+8*len(r.Prompt.Keys)),
-		awaits: full.Member, adds: full.Adds, slackMS: full.SlackMS, fresh: true,
+		awaits: noRoom.Member, adds: noRoom.Adds, slackMS: noRoom.SlackMS, fresh: true,
 	}
 	name, kind := q.modelOf(r.Model), q.classOf(r)
 	for {

@@ -53,7 +53,7 @@ func (b *bench) enter(e entry) (*Waiter, error) {
 		e.came = t0
 	}
 	r := &pick.Request{Model: e.model, Tenant: e.tenant, Candidates: e.candidates}
-	w, err := b.Enter(r, &pick.Full{SlackMS: e.slack}, e.priority, e.bytes, e.came, func(o Outcome) {
+	w, err := b.Enter(r, &pick.NoRoom{SlackMS: e.slack}, e.priority, e.bytes, e.came, func(o Outcome) {
 		if o.Err != nil {
 			b.ended[e.name] = o.Err
 		}
@@ -75,9 +75,9 @@ func (b *bench) push(list ...entry) {
 
 // pass tries all who wait, however many passes that takes.
 func (b *bench) pass(try func(w *Waiter, ahead []fleet.Ahead) verdict) {
-	b.attempt = func(w *Waiter, room *pick.Room, _ time.Time) verdict {
+	b.attempt = func(w *Waiter, room *pick.Admission, _ time.Time) verdict {
 		if room == nil {
-			room = &pick.Room{}
+			room = &pick.Admission{}
 		}
 		return try(w, room.Ahead)
 	}
@@ -87,7 +87,7 @@ func (b *bench) pass(try func(w *Waiter, ahead []fleet.Ahead) verdict) {
 }
 
 // wait is that a request waits on, as it was.
-func wait(w *Waiter) verdict { return verdict{full: &pick.Full{SlackMS: w.slackMS}} }
+func wait(w *Waiter) verdict { return verdict{noRoom: &pick.NoRoom{SlackMS: w.slackMS}} }
 
 var place = verdict{decision: &pick.Decision{}, workMS: 100}
 
@@ -325,7 +325,7 @@ func TestWhoNeedsAWholeMemberGetsItWhenItHasDrained(t *testing.T) {
 		b.pass(func(w *Waiter, ahead []fleet.Ahead) verdict {
 			load := open + ahead[0].Requests
 			if b.names[w] == "large" && load > 0 || load >= 4 {
-				return verdict{full: &pick.Full{SlackMS: none, Adds: fleet.Ahead{Requests: 4}}}
+				return verdict{noRoom: &pick.NoRoom{SlackMS: none, Adds: fleet.Ahead{Requests: 4}}}
 			}
 			open++
 			if b.names[w] == "large" {
@@ -431,7 +431,7 @@ func TestQueueLosesNobody(t *testing.T) {
 			if err != nil {
 				r.Fatal(err)
 			}
-			b.fleet.Heard(id, fleet.Info{Models: []string{"a", "b"}}, nil, t0)
+			b.fleet.Receive(id, fleet.Info{Models: []string{"a", "b"}}, nil, t0)
 		}
 		waiting := make(map[*Waiter]bool)
 		now := 0.0
@@ -443,7 +443,7 @@ func TestQueueLosesNobody(t *testing.T) {
 					Model: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(r, "model"), Tenant: rapid.SampledFrom([]string{"", "x", "y"}).Draw(r, "tenant"),
 					Candidates: make([]pick.Ref, rapid.IntRange(0, 2).Draw(r, "class")),
 				}
-				w, err := b.Enter(q, &pick.Full{SlackMS: rapid.Float64Range(-1e4, 1e5).Draw(r, "slack")}, rapid.IntRange(-2, 2).Draw(r, "priority"),
+				w, err := b.Enter(q, &pick.NoRoom{SlackMS: rapid.Float64Range(-1e4, 1e5).Draw(r, "slack")}, rapid.IntRange(-2, 2).Draw(r, "priority"),
 					rapid.Int64Range(0, 100).Draw(r, "bytes"), after(now), func(o Outcome) {
 						if !waiting[w] {
 							r.Fatal("done twice, or without waiting")
@@ -469,7 +469,7 @@ func TestQueueLosesNobody(t *testing.T) {
 				b.Set(Rules{Length: rapid.IntRange(0, 30).Draw(r, "length"), Bytes: 300, QuantumMS: rapid.SampledFrom([]float64{100, 500}).Draw(r, "quantum"), Age: time.Duration(rapid.IntRange(1, 9).Draw(r, "age")) * time.Second})
 			},
 			"pass": func(r *rapid.T) {
-				b.attempt = func(w *Waiter, room *pick.Room, _ time.Time) verdict {
+				b.attempt = func(w *Waiter, room *pick.Admission, _ time.Time) verdict {
 					if !waiting[w] {
 						r.Fatal("tried without waiting")
 					}
@@ -484,7 +484,7 @@ func TestQueueLosesNobody(t *testing.T) {
 					for id := range fleet.ID(4) {
 						*room.Among = append(*room.Among, id)
 					}
-					return verdict{full: &pick.Full{Member: fleet.ID(rapid.IntRange(0, 3).Draw(r, "member")), SlackMS: rapid.Float64Range(-1e4, 1e5).Draw(r, "new slack")}}
+					return verdict{noRoom: &pick.NoRoom{Member: fleet.ID(rapid.IntRange(0, 3).Draw(r, "member")), SlackMS: rapid.Float64Range(-1e4, 1e5).Draw(r, "new slack")}}
 				}
 				b.Pass(func() time.Time { return t0 }, rapid.Bool().Draw(r, "poll"))
 			},

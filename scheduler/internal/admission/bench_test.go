@@ -24,7 +24,7 @@ func crowd(t testing.TB, requests, members int, pinned bool) *room {
 		if pinned {
 			q.Candidates = []pick.Ref{{Member: fmt.Sprintf("m%04d", i%members)}}
 		}
-		if _, err := r.Enter(q, &pick.Full{SlackMS: none}, 0, 0, t0.Add(time.Duration(i)*time.Millisecond), func(Outcome) {}); err != nil {
+		if _, err := r.Enter(q, &pick.NoRoom{SlackMS: none}, 0, 0, t0.Add(time.Duration(i)*time.Millisecond), func(Outcome) {}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -80,7 +80,7 @@ func TestAPassOverTenThousandTenantsIsShort(t *testing.T) {
 	}
 	start := time.Now()
 	q := ask("m")
-	if _, err := r.Enter(q, &pick.Full{SlackMS: none}, 0, 0, t0, func(Outcome) {}); err == nil {
+	if _, err := r.Enter(q, &pick.NoRoom{SlackMS: none}, 0, 0, t0, func(Outcome) {}); err == nil {
 		t.Error("the queue is not full")
 	}
 	t.Logf("a pass takes %v, a request that is refused %v", shortest, time.Since(start))

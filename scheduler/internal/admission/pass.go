@@ -48,12 +48,12 @@ type scratch struct {
 	models []*model
 	ahead  []fleet.Ahead
 	among  []fleet.ID
-	room   pick.Room
+	room   pick.Admission
 }
 
 // Pass tries those who wait for members that may have room, in turn, at the time
 // that now says. With poll that is every member, otherwise those on which
-// charges have changed. A pass is bounded; it returns true if it ended before
+// reservations have changed. A pass is bounded; it returns true if it ended before
 // all had their turn. No lock is held while a request is tried.
 func (q *Queue) Pass(now func() time.Time, poll bool) (more bool) {
 	q.passing.Lock()
@@ -170,7 +170,7 @@ func (m *model) tryLocked(w *Waiter, rules *Rules, at time.Time) {
 	s := &m.queue.scratch
 	s.among = s.among[:0]
 	room := &s.room
-	*room = pick.Room{BudgetMS: rules.BudgetMS, Ahead: s.ahead, Among: &s.among}
+	*room = pick.Admission{BudgetMS: rules.BudgetMS, Ahead: s.ahead, Among: &s.among}
 	if !rules.Open() {
 		room = nil
 	}
@@ -179,13 +179,13 @@ func (m *model) tryLocked(w *Waiter, rules *Rules, at time.Time) {
 	v := m.queue.safely(w, room, at)
 	m.mu.Lock()
 	w.trying = false
-	if v.full != nil && !w.left {
-		m.waitOnLocked(w, v.full, rules)
+	if v.noRoom != nil && !w.left {
+		m.waitOnLocked(w, v.noRoom, rules)
 		return
 	}
 	n, counted := m.removeLocked(w), &m.queue.counted
 	switch {
-	case v.full != nil:
+	case v.noRoom != nil:
 		v.err = errLeft
 		counted.cancelled.Add(1)
 	case v.err != nil:
@@ -200,18 +200,18 @@ func (m *model) tryLocked(w *Waiter, rules *Rules, at time.Time) {
 
 // waitOnLocked lets a request wait that was tried in vain. The member that it
 // waits for has no room for those behind it.
-func (m *model) waitOnLocked(w *Waiter, full *pick.Full, rules *Rules) {
+func (m *model) waitOnLocked(w *Waiter, noRoom *pick.NoRoom, rules *Rules) {
 	s := &m.queue.scratch
 	if w.fresh {
 		w.fresh = false
 		m.fresh--
 	}
-	w.awaits, w.adds = full.Member, full.Adds
+	w.awaits, w.adds = noRoom.Member, noRoom.Adds
 	m.learnLocked(w.class, s.among)
-	m.open.remove(full.Member)
+	m.open.remove(noRoom.Member)
 	s.wait(w)
-	if was := w.key; full.SlackMS != w.slackMS {
-		w.slackMS = full.SlackMS
+	if was := w.key; noRoom.SlackMS != w.slackMS {
+		w.slackMS = noRoom.SlackMS
 		if w.rank(rules.Age); w.key != was {
 			now := w.key
 			w.key = was
@@ -223,7 +223,7 @@ func (m *model) waitOnLocked(w *Waiter, full *pick.Full, rules *Rules) {
 }
 
 // safely tries a request; a panic is its own.
-func (q *Queue) safely(w *Waiter, room *pick.Room, at time.Time) (v verdict) {
+func (q *Queue) safely(w *Waiter, room *pick.Admission, at time.Time) (v verdict) {
 	defer func() {
 		if r := recover(); r != nil {
 			v = verdict{err: &Panic{Value: r, Stack: debug.Stack()}}
@@ -233,15 +233,15 @@ func (q *Queue) safely(w *Waiter, room *pick.Room, at time.Time) (v verdict) {
 }
 
 // try asks the picker for a place.
-func (q *Queue) try(w *Waiter, room *pick.Room, at time.Time) verdict {
-	w.request.Elapsed, w.request.Room = at.Sub(w.came), room
+func (q *Queue) try(w *Waiter, room *pick.Admission, at time.Time) verdict {
+	w.request.Elapsed, w.request.Admission = at.Sub(w.came), room
 	d, err := q.picker.Pick(&w.request, at)
-	var full *pick.Full
+	var noRoom *pick.NoRoom
 	switch {
 	case err == nil:
 		return verdict{decision: d, workMS: d.Candidates[0].Cost.Load + d.Candidates[0].Cost.Prefill}
-	case errors.As(err, &full):
-		return verdict{full: full}
+	case errors.As(err, &noRoom):
+		return verdict{noRoom: noRoom}
 	case errors.Is(err, pick.ErrModel) || errors.Is(err, pick.ErrGone) || errors.Is(err, pick.ErrAdapter) || errors.Is(err, pick.ErrExcluded):
 		// It was served when the request came, and may be again.
 		err = fmt.Errorf("%w: the last member that served it left while the request waited: %s", pick.ErrNoCandidate, err.Error())

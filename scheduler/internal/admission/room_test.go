@@ -47,7 +47,7 @@ func (r *room) join(name string, models ...string) fleet.ID {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	r.fleet.Heard(id, fleet.Info{Name: name, Models: models, BlockSize: 16, Heartbeat: time.Hour},
+	r.fleet.Receive(id, fleet.Info{Name: name, Models: models, BlockSize: 16, Heartbeat: time.Hour},
 		&fleet.Load{At: t0, KVUsage: math.NaN(), Totals: fleet.NoTotals()}, t0)
 	return id
 }
@@ -76,11 +76,11 @@ func (r *room) fill(q *pick.Request) *pick.Decision {
 func (r *room) wait(name string, q *pick.Request, priority int) *Waiter {
 	r.t.Helper()
 	_, err := r.Try(q, r.now)
-	var full *pick.Full
-	if !errors.As(err, &full) {
+	var noRoom *pick.NoRoom
+	if !errors.As(err, &noRoom) {
 		r.t.Fatalf("%s: %v, want that there is no room", name, err)
 	}
-	w, err := r.Enter(q, full, priority, 0, r.now, func(o Outcome) {
+	w, err := r.Enter(q, noRoom, priority, 0, r.now, func(o Outcome) {
 		if _, twice := r.got[name]; twice {
 			r.t.Errorf("%s is done twice", name)
 		}
@@ -114,7 +114,7 @@ func TestWhoWaitsGetsAPlaceByRankAndOnce(t *testing.T) {
 	r.join("m", "m")
 	running := r.fill(ask("m"))
 	early, _, gone := r.wait("early", ask("m"), 0), r.wait("urgent", ask("m"), 1), r.wait("gone", ask("m"), 2)
-	if _, err := r.Enter(ask("m"), &pick.Full{}, 0, 0, t0, nil); !errors.Is(err, ErrFull) {
+	if _, err := r.Enter(ask("m"), &pick.NoRoom{}, 0, 0, t0, nil); !errors.Is(err, ErrFull) {
 		t.Errorf("a fourth: %v", err)
 	}
 	if !r.Leave(gone) || r.Leave(gone) {
@@ -166,17 +166,17 @@ func TestModelsDoNotTouchEachOther(t *testing.T) {
 	for i := range 10 {
 		r.wait(fmt.Sprint(i), ask("a"), 0)
 	}
-	if _, err := r.Enter(ask("a"), &pick.Full{}, 0, 0, t0, nil); !errors.Is(err, ErrFull) {
+	if _, err := r.Enter(ask("a"), &pick.NoRoom{}, 0, 0, t0, nil); !errors.Is(err, ErrFull) {
 		t.Fatalf("the queue of the busy model: %v", err)
 	}
 	r.fill(ask("b"))
 	r.wait("of b", ask("b"), 0)
 	_, err := r.Try(ask("alias of a"), t0)
-	var full *pick.Full
-	if !errors.As(err, &full) {
+	var noRoom *pick.NoRoom
+	if !errors.As(err, &noRoom) {
 		t.Fatalf("another name of the busy model: %v", err)
 	}
-	if _, err := r.Enter(ask("alias of a"), full, 0, 0, t0, nil); !errors.Is(err, ErrFull) {
+	if _, err := r.Enter(ask("alias of a"), noRoom, 0, 0, t0, nil); !errors.Is(err, ErrFull) {
 		t.Errorf("another name of the busy model: %v", err)
 	}
 }
@@ -229,7 +229,7 @@ func TestTheMemberThatGotRoomFindsItsRequest(t *testing.T) {
 	r.pass(true)
 	for n, i := range []int{members - 1, 0, members / 2} {
 		tries := 0
-		r.attempt = func(w *Waiter, room *pick.Room, now time.Time) verdict {
+		r.attempt = func(w *Waiter, room *pick.Admission, now time.Time) verdict {
 			tries++
 			return r.try(w, room, now)
 		}
@@ -250,19 +250,19 @@ func TestThoseBehindAreTriedWhenTheFirstDecline(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b.fleet.Heard(id, fleet.Info{Models: []string{"m"}}, nil, t0)
+		b.fleet.Receive(id, fleet.Info{Models: []string{"m"}}, nil, t0)
 	}
 	for i := range 900 {
 		b.push(entry{name: fmt.Sprint(i), slack: none})
 	}
 	tries, longest := 0, 0
-	b.attempt = func(w *Waiter, room *pick.Room, _ time.Time) verdict {
+	b.attempt = func(w *Waiter, room *pick.Admission, _ time.Time) verdict {
 		tries++
 		*room.Among = append(*room.Among, 0, 1)
 		if room.Ahead[0].Requests >= 700 { // the wait is longer than what the other has to compute
 			return place
 		}
-		return verdict{full: &pick.Full{SlackMS: none, Adds: fleet.Ahead{Requests: 1}}}
+		return verdict{noRoom: &pick.NoRoom{SlackMS: none, Adds: fleet.Ahead{Requests: 1}}}
 	}
 	passes := 1
 	for poll := true; b.Pass(func() time.Time { return t0 }, poll) && passes < 100; passes++ {
@@ -311,7 +311,7 @@ func TestNobodyWaitsForAPass(t *testing.T) {
 	r.fill(ask("m"))
 	first, second := r.wait("first", ask("m"), 0), r.wait("second", ask("m"), 0)
 	tried, goOn, passed := make(chan *Waiter), make(chan bool), make(chan bool)
-	r.attempt = func(w *Waiter, room *pick.Room, now time.Time) verdict {
+	r.attempt = func(w *Waiter, room *pick.Admission, now time.Time) verdict {
 		tried <- w
 		<-goOn
 		return r.try(w, room, now)
@@ -372,7 +372,7 @@ func TestNoRoomIsLeftUnused(t *testing.T) {
 			if err != nil {
 				r.Fatal(err)
 			}
-			b.fleet.Heard(id, fleet.Info{Models: []string{"m"}}, nil, t0)
+			b.fleet.Receive(id, fleet.Info{Models: []string{"m"}}, nil, t0)
 		}
 		var free [members]int
 		prefers := make(map[*Waiter]int) // the member, over one that is less loaded by up to so many requests
@@ -399,7 +399,7 @@ func TestNoRoomIsLeftUnused(t *testing.T) {
 				for _, id := range kind {
 					q.Candidates = append(q.Candidates, pick.Ref{Member: string(id)})
 				}
-				w, err := b.Enter(q, &pick.Full{SlackMS: none}, rapid.IntRange(-1, 1).Draw(r, "priority"), 0, after(float64(i)), func(Outcome) {})
+				w, err := b.Enter(q, &pick.NoRoom{SlackMS: none}, rapid.IntRange(-1, 1).Draw(r, "priority"), 0, after(float64(i)), func(Outcome) {})
 				if err != nil {
 					r.Fatal(err)
 				}
@@ -407,7 +407,7 @@ func TestNoRoomIsLeftUnused(t *testing.T) {
 			}
 			free[rapid.IntRange(0, members-1).Draw(r, "member")] += rapid.IntRange(0, 30).Draw(r, "room")
 			passes := 0
-			b.attempt = func(w *Waiter, room *pick.Room, _ time.Time) verdict {
+			b.attempt = func(w *Waiter, room *pick.Admission, _ time.Time) verdict {
 				for _, ref := range w.request.Candidates {
 					*room.Among = append(*room.Among, fleet.ID(ref.Member[0]-'0'))
 				}
@@ -416,7 +416,7 @@ func TestNoRoomIsLeftUnused(t *testing.T) {
 					free[id]--
 					return place
 				}
-				return verdict{full: &pick.Full{Member: fleet.ID(id), SlackMS: none, Adds: fleet.Ahead{Requests: 1}}}
+				return verdict{noRoom: &pick.NoRoom{Member: fleet.ID(id), SlackMS: none, Adds: fleet.Ahead{Requests: 1}}}
 			}
 			for range 5 {
 				for poll := true; b.Pass(func() time.Time { return t0 }, poll); passes++ {

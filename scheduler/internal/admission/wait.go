@@ -77,12 +77,12 @@ func (w *Waits) Run(ctx context.Context) {
 // panics in the loop on behalf of the request panics here.
 func (w *Waits) Pick(ctx context.Context, r *pick.Request, priority int, bytes func() int64, closed <-chan struct{}, now time.Time) (d *pick.Decision, at time.Time, err error) {
 	d, err = w.Try(r, now)
-	var full *pick.Full
-	if !errors.As(err, &full) {
+	var noRoom *pick.NoRoom
+	if !errors.As(err, &noRoom) {
 		return d, now, err
 	}
 	done := make(chan Outcome, 1)
-	waiter, err := w.Enter(r, full, priority, bytes(), now, func(o Outcome) { done <- o })
+	waiter, err := w.Enter(r, noRoom, priority, bytes(), now, func(o Outcome) { done <- o })
 	if err != nil {
 		return nil, now, err
 	}

@@ -51,7 +51,7 @@ func (x *Mirror) Tick(view *fleet.View, curve func(*fleet.Member) learn.Curve, n
 	sent, history := x.Wanted.Now(now)
 	for _, id := range x.Members() {
 		m := view.Member(fleet.ID(id))
-		if m == nil || !x.Follows(id, m.Picture.Epoch) {
+		if m == nil || !x.Follows(id, m.CacheState.Epoch) {
 			x.Forget(id)
 			continue
 		}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvscout/kvscout/protocol"
 	"github.com/kvscout/kvscout/scheduler/internal/certs"
+	"github.com/kvscout/kvscout/scheduler/internal/textfile"
 )
 
 const (
@@ -24,8 +25,6 @@ const (
 	busStart = 10 * time.Second
 	// maxClients are looked at for where members connect from.
 	maxClients = 1 << 20
-	// usersEvery is how often the file of its users is looked at.
-	usersEvery = time.Second
 )
 
 // embedded is a NATS server in this process.
@@ -136,24 +135,9 @@ func (e *embedded) follow(ctx context.Context) {
 	if e.self == nil {
 		return
 	}
-	look := time.NewTicker(usersEvery)
-	defer look.Stop()
-	said := ""
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-look.C:
-		}
-		err := e.reload()
-		switch {
-		case err == nil:
-			said = ""
-		case err.Error() != said:
-			said = err.Error()
-			e.log.Error("the file of NATS users is not used, the last good one is", "error", err)
-		}
-	}
+	textfile.Follow(ctx, e.reload, func(err error) {
+		e.log.Error("the file of NATS users is not used, the last good one is", "error", err)
+	})
 }
 
 func (e *embedded) reload() error {

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nkeys"
 
 	"github.com/kvscout/kvscout/protocol"
+	"github.com/kvscout/kvscout/scheduler/internal/textfile"
 )
 
 // answerWithin is how long an agent may take for the whole answer to a
@@ -27,28 +28,20 @@ const answerWithin = time.Minute
 // follows a '#' count for nothing.
 func parseUsers(text string, subjects protocol.Subjects) ([]*server.NkeyUser, error) {
 	var users []*server.NkeyUser
-	var errs []error
 	lineOf := make(map[string]int)
-	number := 0
-	for line := range strings.Lines(text) {
-		number++
-		line, _, _ = strings.Cut(line, "#")
-		words := strings.Fields(line)
-		if len(words) == 0 {
-			continue
-		}
+	err := textfile.Lines(text, func(number int, words []string) error {
 		user, err := parseUser(words, subjects)
 		if err == nil && lineOf[user.Nkey] > 0 {
 			err = fmt.Errorf("the key of line %d again", lineOf[user.Nkey])
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("line %d: %w", number, err))
-			continue
+			return err
 		}
 		lineOf[user.Nkey] = number
 		users = append(users, user)
-	}
-	return users, errors.Join(errs...)
+		return nil
+	})
+	return users, err
 }
 
 func parseUser(words []string, subjects protocol.Subjects) (*server.NkeyUser, error) {

@@ -27,8 +27,9 @@ type Files struct {
 // not fit together, as they may not for a moment while they are replaced, the
 // last ones that did are kept.
 type certificates struct {
-	files Files
-	log   *slog.Logger
+	files     Files
+	log       *slog.Logger
+	protocols []string
 
 	mu     sync.Mutex // guards what follows
 	texts  [3][]byte  // of the files when last read
@@ -37,14 +38,16 @@ type certificates struct {
 }
 
 // Server is the configuration of a listener. With a CA, clients must show a
-// certificate that it signed.
-func Server(files Files, log *slog.Logger) (*tls.Config, error) {
-	c := &certificates{files: files, log: log}
+// certificate that it signed. Protocols are offered to clients that ask for one
+// (ALPN).
+func Server(files Files, log *slog.Logger, protocols ...string) (*tls.Config, error) {
+	c := &certificates{files: files, log: log, protocols: protocols}
 	if err := c.readLocked(); err != nil {
 		return nil, err
 	}
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS12,
+		NextProtos:         protocols,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return c.current(), nil },
 	}, nil
 }
@@ -86,6 +89,7 @@ func (c *certificates) readLocked() error {
 	config := &tls.Config{
 		MinVersion:   tls.VersionTLS12,
 		Certificates: []tls.Certificate{pair},
+		NextProtos:   c.protocols,
 		// A resumed session would stand on certificates that were checked long
 		// ago; connections last, so that resuming saves nothing.
 		SessionTicketsDisabled: true,

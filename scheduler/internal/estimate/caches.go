@@ -69,7 +69,7 @@ func (c *Caches) Held() Held {
 
 // Spare is the number of tokens that a member can take without pushing anything
 // out; 0 where its capacity is not known.
-func (h Held) Spare(m *fleet.Seat) int {
+func (h Held) Spare(m *fleet.Row) int {
 	if int(m.ID) >= len(h) {
 		return 0
 	}

@@ -75,8 +75,8 @@ func (b *breaker) well(decided time.Time) {
 	}
 }
 
-// charged takes a request that goes to the member.
-func (b *breaker) charged(now time.Time) {
+// reserved takes a request that goes to the member.
+func (b *breaker) reserved(now time.Time) {
 	if !b.state.until.IsZero() && !now.Before(b.state.until) && b.state.probe.IsZero() {
 		b.state.probe = now.Add(probation)
 	}
@@ -88,11 +88,5 @@ func (l *Load) reborn(before *Load) bool {
 	if before.Unreachable || l.Unreachable {
 		return before.Unreachable && !l.Unreachable
 	}
-	was, is := before.Totals.values(), l.Totals.values()
-	for i := range is {
-		if is[i] < was[i] {
-			return true // no counter falls while an engine lives
-		}
-	}
-	return false
+	return before.ProcessStart != 0 && l.ProcessStart != 0 && l.ProcessStart != before.ProcessStart
 }

@@ -34,7 +34,7 @@ func TestThreeFailuresLeaveAMemberOut(t *testing.T) {
 		t.Fatal("the failing member must be left out, and no other")
 	}
 	if !refused(f, ids[0], false, t0) || refused(f, ids[0], true, t0) {
-		t.Error("who is left out is charged only anyway")
+		t.Error("who is left out gets a reservation only anyway")
 	}
 	if st := f.Stats(); st.Failures != failLimit || st.Paused != 1 {
 		t.Errorf("%+v", st)
@@ -111,11 +111,11 @@ func TestSilentProbationTakesAMemberBack(t *testing.T) {
 
 func TestANewEngineHasNoRecord(t *testing.T) {
 	f, ids := fleetOf(t, Config{}, 1)
-	f.SetPicture(ids[0], Picture{Trust: Exact, Epoch: 1})
+	f.SetCacheState(ids[0], CacheState{Trust: Exact, Epoch: 1})
 	for range failLimit {
 		fail(t, f, ids[0], t0)
 	}
-	f.SetPicture(ids[0], Picture{Trust: Exact, Epoch: 2})
+	f.SetCacheState(ids[0], CacheState{Trust: Exact, Epoch: 2})
 	if out(f, ids[0], t0) {
 		t.Error("left out for what another process did")
 	}
@@ -144,7 +144,7 @@ func TestPausesAreBounded(t *testing.T) {
 			b.failed(now, now)
 		}
 		now = b.state.until
-		b.charged(now)
+		b.reserved(now)
 		b.failed(now, now)
 	}
 	if b.pause != failPauseMax || b.state.until.Sub(now) > failPauseMax {
@@ -156,23 +156,24 @@ func TestPausesAreBounded(t *testing.T) {
 // next one is being born. As soon as that answers its agent, nothing of this is
 // its own.
 func TestEngineThatIsBornAnewHasNoRecord(t *testing.T) {
-	counted := func(at time.Time, tokens float64) *Load {
+	process := func(start uint64, at time.Time) *Load {
 		l := load(at, 1, 0)
-		l.Totals.GenerationTokens = tokens
+		l.ProcessStart = start
 		return l
 	}
 	for name, c := range map[string]struct {
 		before, after *Load
 		out           bool
 	}{
-		"its counters begin anew":        {counted(t0, 500), counted(after(time.Second), 20), false},
-		"it answers again":               {&Load{At: t0, Running: -1, Waiting: -1, KVUsage: math.NaN(), Totals: NoTotals(), Unreachable: true}, counted(after(time.Second), 900), false},
-		"it is the same":                 {counted(t0, 500), counted(after(time.Second), 520), true},
-		"it says nothing of its process": {load(t0, 1, 0), counted(after(time.Second), 0), true},
+		"another process":                {process(500, t0), process(900, after(time.Second)), false},
+		"a clock was set back":           {process(500, t0), process(400, after(time.Second)), false},
+		"it answers again":               {&Load{At: t0, Running: -1, Waiting: -1, KVUsage: math.NaN(), Totals: NoTotals(), Unreachable: true}, process(900, after(time.Second)), false},
+		"it is the same":                 {process(500, t0), process(500, after(time.Second)), true},
+		"it says nothing of its process": {process(500, t0), load(after(time.Second), 0, 0), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, ids := fleetOf(t, Config{}, 1)
-			f.Heard(ids[0], Info{}, c.before, t0)
+			f.Receive(ids[0], Info{}, c.before, t0)
 			late := decide(t, f, ids[0], "", after(900*time.Millisecond))
 			for range failLimit {
 				fail(t, f, ids[0], after(900*time.Millisecond))
@@ -181,7 +182,7 @@ func TestEngineThatIsBornAnewHasNoRecord(t *testing.T) {
 			if !out(f, ids[0], now) {
 				t.Fatal("not left out")
 			}
-			f.Heard(ids[0], Info{}, c.after, now)
+			f.Receive(ids[0], Info{}, c.after, now)
 			if out(f, ids[0], now) != c.out {
 				t.Fatalf("left out: %v, want %v", !c.out, c.out)
 			}

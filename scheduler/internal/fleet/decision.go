@@ -13,9 +13,9 @@ const (
 	longestPrefill = 2 * time.Minute
 	// longestDecision bounds the life of a decision after its last report.
 	longestDecision = 10 * time.Minute
-	// silence is how many reservations run out in a row until nobody is believed
+	// maxUnreported is how many reservations run out in a row until nobody is believed
 	// to report, as nobody is before the first report.
-	silence = 32
+	maxUnreported = 32
 )
 
 // Decision is the number of one decision; never 0. Who knows it may report, so
@@ -24,7 +24,7 @@ const (
 // a chance of 2^-64 a pair.
 type Decision uint64
 
-// Choice is what a decision charges to a member.
+// Choice is what a decision reserves on a member.
 type Choice struct {
 	Member *Member
 	// Session whose last member this becomes; may be empty. Then Mark is what
@@ -39,17 +39,20 @@ type Choice struct {
 	FirstTokenMS float64
 	// Cached is the number of prompt tokens predicted as cached.
 	Cached uint64
+	// Promised is the number of those that Member holds by its cache state alone,
+	// without its Bias; 0: that cannot be judged by what the engine will find.
+	Promised uint64
 	// Anyway chooses the member even if it is left out for its failures:
 	// nobody else could be chosen.
 	Anyway bool
 	// Share of the member that the request takes until its end; 0: not known.
 	Share float64
 	// EndMS is the predicted time to the end. Where nobody reports, slot and
-	// share are charged so long; 0: not known, no longer than the prefill is
+	// share are reserved so long; 0: not known, no longer than the prefill is
 	// believed.
 	EndMS float64
-	// Decode is another member that decodes what Member prefills, and is
-	// charged a slot; nil: Member does both.
+	// Decode is another member that decodes what Member prefills, and on
+	// which a slot is reserved; nil: Member does both.
 	Decode *Member
 	// Asked comes back with the reports.
 	Asked Asked
@@ -68,6 +71,8 @@ type Asked struct {
 	Model, Tenant string
 	PromptTokens  int
 	Forecast      Forecast
+	// GivenUp before a first token was reported: the prompt may never be computed.
+	GivenUp bool
 }
 
 // Forecast is what was predicted of the time to the first token. The zero
@@ -106,18 +111,19 @@ type Report struct {
 type phase uint8
 
 const (
-	prefilling phase = iota // charges tokens and a slot
-	decoding                // charges a slot
-	silent                  // charges nothing, and can still be reported
+	prefilling phase = iota // reserves tokens and a slot
+	decoding                // reserves a slot
+	released                // reserves nothing, and can still be reported
 )
 
 type decision struct {
 	id         Decision
 	slot       *slot
 	phase      phase
-	seen       bool      // by the member's load sample; the ledger's
+	sampled    bool      // by the member's load sample; the ledger's
 	counted    bool      // the engine's counts were reported
 	guessed    bool      // its prefill ends at the predicted time
+	begun      bool      // its first token was reported
 	moved      bool      // another member than the chosen one served it
 	lost       bool      // who served it is none of ours
 	at         time.Time // of the decision
@@ -127,9 +133,11 @@ type decision struct {
 	tokens     uint64
 	prefillMS  float64
 	cached     uint64
+	promised   uint64
+	epoch      uint64 // of the member's engine
 	session    uint64 // 0: none
 	share      float64
-	end        time.Time // until which it is charged unreported; zero: not known
+	end        time.Time // until which it is reserved unreported; zero: not known
 	asked      Asked
 	mate       *decision // on the member that decodes; nil: none
 	deadline   time.Time
@@ -137,8 +145,8 @@ type decision struct {
 	prev, next *decision // in the ledger of its member
 }
 
-// charges tells whether the decision is in its member's ledger.
-func (d *decision) charges() bool { return d.phase != silent }
+// reserves tells whether the decision is in its member's ledger.
+func (d *decision) reserves() bool { return d.phase != released }
 
 // dropMemberLocked forgets all decisions on a member.
 func (f *Fleet) dropMemberLocked(s *slot) {
@@ -149,7 +157,7 @@ func (f *Fleet) dropMemberLocked(s *slot) {
 		f.open.drop(d)
 		if m := d.mate; m != nil && f.open.byID[m.id] == m && m.slot != s {
 			f.open.drop(m)
-			if m.charges() {
+			if m.reserves() {
 				m.slot.ledger.remove(m, false)
 				f.publishLocked(m.slot, time.Time{})
 			}
@@ -160,10 +168,10 @@ func (f *Fleet) dropMemberLocked(s *slot) {
 }
 
 // Decide calls choose with the fleet locked, so that what it is given is true
-// until its choice is charged: the session's last member, if known, and what is
+// until its choice is reserved: the session's last member, if known, and what is
 // reserved by number of the member, which choose must not change or keep. It
-// returns false to charge nothing. It must be short and must not call the
-// Fleet. Decide returns false if nothing was charged: choose said so, the member left, or it
+// returns false to reserve nothing. It must be short and must not call the
+// Fleet. Decide returns false if nothing was reserved: choose said so, the member left, or it
 // is left out for failures by now.
 func (f *Fleet) Decide(session string, now time.Time, choose func(last ID, known bool, reserved []Reserved) (Choice, bool)) (Decision, bool) {
 	f.mu.Lock()
@@ -182,18 +190,18 @@ func (f *Fleet) Decide(session string, now time.Time, choose func(last ID, known
 		return 0, false
 	}
 	f.stats.Decided++
-	return f.chargeLocked(s, c, 0, now, now).id, true
+	return f.reserveLocked(s, c, 0, now, now).id, true
 }
 
-// Look calls choose as Decide does, and changes nothing, whatever it says.
-func (f *Fleet) Look(session string, choose func(last ID, known bool, reserved []Reserved) (Choice, bool)) {
+// Peek calls choose as Decide does, and changes nothing, whatever it says.
+func (f *Fleet) Peek(session string, choose func(last ID, known bool, reserved []Reserved) (Choice, bool)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	last, known := f.sessions.last(session)
 	choose(last, known, f.sums)
 }
 
-// Adopt charges what another scheduler decided at a time, under its number. It
+// Adopt reserves what another scheduler decided at a time, under its number. It
 // returns false if the member is not there, or is another process by now than
 // that of the epoch, or the decision is known.
 func (f *Fleet) Adopt(id Decision, name string, epoch uint64, decode string, c Choice, at, now time.Time) bool {
@@ -201,19 +209,19 @@ func (f *Fleet) Adopt(id Decision, name string, epoch uint64, decode string, c C
 	defer f.mu.Unlock()
 	f.expireLocked(now)
 	s := f.names[name]
-	if s == nil || s.member.Picture.Epoch != epoch || f.open.byID[id] != nil {
+	if s == nil || s.member.CacheState.Epoch != epoch || f.open.byID[id] != nil {
 		return false
 	}
 	if other := f.names[decode]; other != nil {
 		c.Decode = other.member
 	}
 	f.stats.Adopted++
-	f.chargeLocked(s, c, id, at, now)
+	f.reserveLocked(s, c, id, at, now)
 	return true
 }
 
-// chargeLocked opens a decision of a time; without a number it gets one.
-func (f *Fleet) chargeLocked(s *slot, c Choice, id Decision, at, now time.Time) *decision {
+// reserveLocked opens a decision of a time; without a number it gets one.
+func (f *Fleet) reserveLocked(s *slot, c Choice, id Decision, at, now time.Time) *decision {
 	for len(f.open.byID) >= f.cfg.MaxDecisions {
 		f.endLocked(f.open.least(), now, false)
 		f.stats.Evicted++
@@ -226,6 +234,8 @@ func (f *Fleet) chargeLocked(s *slot, c Choice, id Decision, at, now time.Time) 
 		tokens:    c.Uncached,
 		prefillMS: finite(c.PrefillMS),
 		cached:    c.Cached,
+		promised:  c.Promised,
+		epoch:     s.member.CacheState.Epoch,
 	}
 	patience := time.Second
 	if ms := finite(c.FirstTokenMS); ms < float64(longestPrefill/time.Millisecond) {
@@ -238,7 +248,7 @@ func (f *Fleet) chargeLocked(s *slot, c Choice, id Decision, at, now time.Time) 
 	if ms := finite(c.EndMS); ms > 0 {
 		d.end = at.Add(min(milliseconds(ms), longestDecision))
 	}
-	if f.unheard >= silence {
+	if f.unreported >= maxUnreported {
 		d.guess(finite(c.FirstTokenMS), s.ledger.sum.Wait(at))
 	}
 	if mark := c.SessionMark(); mark != 0 {
@@ -249,13 +259,13 @@ func (f *Fleet) chargeLocked(s *slot, c Choice, id Decision, at, now time.Time) 
 	s.ledger.add(d)
 	switch {
 	case id != 0:
-		s.ledger.sum.echo.heard(d)
+		s.ledger.sum.echo.received(d)
 	case f.others > 0:
 		s.ledger.sum.echo.add(d, f.others, now)
 	}
 	s.ledger.sum.Last = f.stats.Decided + f.stats.Adopted
 	f.publishLocked(s, now)
-	s.breaker.charged(now)
+	s.breaker.reserved(now)
 	f.publishBreakerLocked(s)
 	if c.Decode != nil && c.Decode.ID != s.member.ID {
 		f.pairLocked(d, &c, now)
@@ -263,9 +273,9 @@ func (f *Fleet) chargeLocked(s *slot, c Choice, id Decision, at, now time.Time) 
 	return d
 }
 
-// guess lets the prefill end at the predicted time, and leaves the slot charged
-// for as long as it was to be. Where nobody reports, a member is so charged what
-// it has left to compute. To wait for a report that does not come charges it for
+// guess lets the prefill end at the predicted time, and leaves the slot reserved
+// for as long as it was to be. Where nobody reports, what is so reserved on a member is what
+// it has left to compute. To wait for a report that does not come reserves it for
 // longer than it takes, and ever longer: each request is predicted to wait for
 // those before it, and is believed the longer for that. backlogMS is what is to be
 // computed before it.
@@ -292,9 +302,9 @@ func (f *Fleet) foresee(d *decision, before time.Time) {
 		due = last
 	}
 	f.open.postpone(d, due)
-	if !d.seen {
+	if !d.sampled {
 		d.from = d.at.Add(f.cfg.lag(float64(due.Sub(d.at)) / float64(time.Millisecond)))
-		d.slot.ledger.look(d)
+		d.slot.ledger.mark(d)
 	}
 }
 
@@ -329,8 +339,8 @@ func (f *Fleet) Reprice(id ID, by float64, now time.Time) {
 	f.publishLocked(s, now)
 }
 
-// pairLocked charges a slot to the member that decodes, which gets the request
-// when it is prefilled. One that left meanwhile is not charged: the caller hears
+// pairLocked reserves a slot on the member that decodes, which gets the request
+// when it is prefilled. One that left meanwhile gets no reservation: the caller hears
 // of it from its engine.
 func (f *Fleet) pairLocked(d *decision, c *Choice, now time.Time) {
 	s := f.slotLocked(c.Decode.ID)
@@ -372,29 +382,31 @@ func (f *Fleet) Report(r Report, now time.Time) (Asked, bool) {
 	if !ok {
 		return Asked{}, false
 	}
-	f.unheard = 0
+	f.unreported = 0
 	f.moveLocked(d, r.Member, now)
 	if r.Counts && !d.counted {
 		d.counted = true
 		f.countLocked(d, r)
 	}
 	f.judgeLocked(d, r.Outcome, now)
+	d.asked.GivenUp = !d.begun && (r.Outcome == Failed || r.Outcome == Cancelled)
 	switch r.Outcome {
 	case FirstToken:
-		if d.charges() {
+		d.begun = true
+		if d.reserves() {
 			d.slot.ledger.begun(d, now)
 			d.slot.ledger.computed(d)
 			f.publishLocked(d.slot, now)
 		}
-		if d.mate != nil && d.charges() {
+		if d.mate != nil && d.reserves() {
 			// The member that prefilled is done, the one that decodes goes on.
 			d.slot.ledger.remove(d, true)
 			f.publishLocked(d.slot, now)
-			f.open.silence(d, d.deadline)
+			f.open.release(d, d.deadline)
 		}
 		f.open.postpone(d, now.Add(longestDecision))
 		if d.mate != nil && f.open.byID[d.mate.id] == d.mate {
-			if d.mate.charges() {
+			if d.mate.reserves() {
 				d.mate.slot.ledger.begun(d.mate, now)
 				f.publishLocked(d.mate.slot, now)
 			}
@@ -426,14 +438,14 @@ func (f *Fleet) judgeLocked(d *decision, o Outcome, now time.Time) {
 	f.publishBreakerLocked(s)
 }
 
-// moveLocked charges the decision to the member that really serves it. A name
-// that nobody has leaves it where it is not: nobody is charged.
+// moveLocked moves the reservation to the member that really serves it. A name
+// that nobody has leaves it where it is not: nothing is reserved.
 func (f *Fleet) moveLocked(d *decision, name string, now time.Time) {
 	if name == "" || name == d.slot.member.Info.Name || d.mate != nil && name == d.mate.slot.member.Info.Name {
 		return
 	}
 	was := d.phase
-	if d.charges() {
+	if d.reserves() {
 		d.slot.ledger.remove(d, false)
 		f.publishLocked(d.slot, now)
 	}
@@ -441,14 +453,14 @@ func (f *Fleet) moveLocked(d *decision, name string, now time.Time) {
 	to, ok := f.names[name]
 	d.lost = !ok
 	if !ok {
-		f.open.silence(d, d.deadline)
+		f.open.release(d, d.deadline)
 		return
 	}
 	d.slot, d.phase, d.turn = to, was, time.Time{}
 	if d.session != 0 {
 		f.sessions.setHash(d.session, to.member.ID, now)
 	}
-	if d.charges() {
+	if d.reserves() {
 		to.ledger.add(d)
 		f.publishLocked(to, now)
 	}
@@ -470,12 +482,21 @@ func (f *Fleet) countLocked(d *decision, r Report) {
 	sum.CachedTokens += r.Cached
 	sum.PredictedTokens += d.cached
 	a.reported.Store(&sum)
+	if d.promised == 0 || d.epoch != d.slot.member.CacheState.Epoch {
+		return
+	}
+	before := a.bias.Load()
+	after := d.slot.observed.observe(d.epoch, d.promised, r.Cached, before)
+	a.bias.Store(after)
+	if before.Tokens == 0 && after.Tokens > 0 {
+		f.stats.Biased++
+	}
 }
 
 // endLocked forgets a decision. ended: its request is known to be over.
 func (f *Fleet) endLocked(d *decision, now time.Time, ended bool) {
 	f.open.drop(d)
-	if d.charges() {
+	if d.reserves() {
 		d.slot.ledger.remove(d, ended)
 		f.publishLocked(d.slot, now)
 	}
@@ -484,18 +505,18 @@ func (f *Fleet) endLocked(d *decision, now time.Time, ended bool) {
 	}
 }
 
-// quietLocked takes the charge off a decision and keeps it for a late report.
+// releaseLocked takes the reservation off a decision and keeps it for a late report.
 // ended: its request is believed to be over.
-func (f *Fleet) quietLocked(d *decision, ended bool) {
+func (f *Fleet) releaseLocked(d *decision, ended bool) {
 	d.slot.ledger.remove(d, ended)
-	f.open.silence(d, d.at.Add(longestDecision))
+	f.open.release(d, d.at.Add(longestDecision))
 }
 
 // expireLocked ends what was not reported in time.
 func (f *Fleet) expireLocked(now time.Time) {
 	for d := f.open.overdue(now); d != nil; d = f.open.overdue(now) {
 		if d.phase == decoding && now.Before(d.at.Add(longestDecision)) {
-			f.quietLocked(d, d.guessed)
+			f.releaseLocked(d, d.guessed)
 			f.publishLocked(d.slot, now)
 			continue
 		}
@@ -504,7 +525,7 @@ func (f *Fleet) expireLocked(now time.Time) {
 			continue
 		}
 		f.stats.Expired++
-		f.unheard++
+		f.unreported++
 		if d.mate == nil && d.end.After(now) {
 			if d.guessed {
 				d.slot.ledger.begun(d, d.deadline.Add(f.cfg.Settle))
@@ -512,7 +533,7 @@ func (f *Fleet) expireLocked(now time.Time) {
 			d.slot.ledger.computed(d)
 			f.open.postpone(d, d.end)
 		} else {
-			f.quietLocked(d, false)
+			f.releaseLocked(d, false)
 		}
 		f.publishLocked(d.slot, now)
 	}
@@ -525,8 +546,8 @@ func (f *Fleet) sampleLocked(s *slot, l *Load, now time.Time) {
 	s.ledger.settle(l.At)
 	if l.Running >= 0 && l.Waiting >= 0 {
 		prefills := s.ledger.sum.Prefills
-		for s.ledger.seen() > l.Running+l.Waiting {
-			f.quietLocked(s.ledger.oldestSeen(), false)
+		for s.ledger.inSample() > l.Running+l.Waiting {
+			f.releaseLocked(s.ledger.oldestSampled(), false)
 		}
 		if s.ledger.sum.Prefills < prefills {
 			f.publishLocked(s, now) // another is at its turn

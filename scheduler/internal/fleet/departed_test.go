@@ -13,7 +13,7 @@ func TestWhatTheLastMemberServedIsRememberedForAMoment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Heard(id, Info{Name: "ns_p_0", Models: []string{"m"}, Adapters: []Adapter{{Name: "lora"}}}, nil, now)
+	f.Receive(id, Info{Name: "ns_p_0", Models: []string{"m"}, Adapters: []Adapter{{Name: "lora"}}}, nil, now)
 	if f.Departed("m", now) {
 		t.Error("the member is there")
 	}

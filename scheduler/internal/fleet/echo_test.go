@@ -7,14 +7,14 @@ import (
 
 func TestOthersAreExpectedToDecideAlike(t *testing.T) {
 	f, ids := fleetOf(t, Config{}, 1)
-	f.SetPicture(ids[0], Picture{Trust: Exact, Epoch: 7})
+	f.SetCacheState(ids[0], CacheState{Trust: Exact, Epoch: 7})
 	name := f.View().Member(ids[0]).Info.Name
 	f.SetOthers(2)
 	decide(t, f, ids[0], "", t0)
 	expect := func(now time.Time, tokens uint64, open int) {
 		t.Helper()
 		r := reserved(f, ids[0]).Expected(now, &Reserved{})
-		if r.Tokens != tokens || r.Open != open || r.Prefills != open || r.Unseen != open || r.PrefillMS != float64(tokens)/10 {
+		if r.Tokens != tokens || r.Open != open || r.Prefills != open || r.Unsampled != open || r.PrefillMS != float64(tokens)/10 {
 			t.Errorf("%+v, want %d tokens of %d", r, tokens, open)
 		}
 	}
@@ -33,7 +33,7 @@ func TestOthersAreExpectedToDecideAlike(t *testing.T) {
 
 func TestExpectationsEndWithTheFlight(t *testing.T) {
 	f, ids := fleetOf(t, Config{}, 1)
-	f.unheard = 0 // somebody reports
+	f.unreported = 0 // somebody reports
 	f.SetOthers(1)
 	decide(t, f, ids[0], "", t0)
 	if r := reserved(f, ids[0]).Expected(after(flight), &Reserved{}); r.Tokens != 1000 || r.Open != 1 {
@@ -49,7 +49,7 @@ func TestExpectationsEndWithTheFlight(t *testing.T) {
 func TestAdoptedDecisionsEndLikeOwnOnes(t *testing.T) {
 	f, ids := fleetOf(t, Config{Seed: [32]byte{1}}, 2)
 	for _, id := range ids {
-		f.SetPicture(id, Picture{Trust: Exact, Epoch: 7})
+		f.SetCacheState(id, CacheState{Trust: Exact, Epoch: 7})
 	}
 	name := f.View().Member(ids[0]).Info.Name
 	c := Choice{Uncached: 1000, PrefillMS: 100, FirstTokenMS: 100}

@@ -4,7 +4,7 @@
 // depends on time takes now) and starts no goroutine.
 //
 // Readers take a View, which is replaced and never edited. Choosing a member
-// and charging it happen under one lock, in Decide, so that equal requests at
+// and reserving on it happen under one lock, in Decide, so that equal requests at
 // one moment see each other.
 //
 // What is not known is never taken for zero: gauges are -1 or NaN then.
@@ -32,7 +32,7 @@ type Config struct {
 	// MaxMembers at a time; 4096.
 	MaxMembers int
 	// MaxDecisions remembered at a time; 65536. At the bound the one goes that
-	// would expire first, of those that charge nobody as long as there are any.
+	// would expire first, of those that reserve nothing as long as there are any.
 	MaxDecisions int
 	// MaxSessions remembered at a time; 65536. At the bound the longest
 	// unused goes.
@@ -84,23 +84,23 @@ type Fleet struct {
 	// cut says that the link to the members is lost.
 	cut atomic.Bool
 
-	mu       sync.Mutex // guards what follows
-	slots    []*slot    // by ID, nil where free
-	free     []ID       // oldest first
-	names    map[string]*slot
-	members  []*Member  // by name; the next view's
-	seats    []Seat     // of members
-	sums     []Reserved // of the ledgers, by ID
-	origin   time.Time  // of View.Since; the first sign of life
-	roster   *roster    // who serves what; nil after a change
-	newest   time.Time  // last sign of life of the wire
-	resumed  time.Time  // when there was one again after a time without
-	others   int        // schedulers besides this one
-	departed departed
-	open     decisions
-	unheard  int // reservations that ran out since the last report
-	sessions sessions
-	stats    Stats
+	mu         sync.Mutex // guards what follows
+	slots      []*slot    // by ID, nil where free
+	free       []ID       // oldest first
+	names      map[string]*slot
+	members    []*Member  // by name; the next view's
+	rows       []Row      // of members
+	sums       []Reserved // of the ledgers, by ID
+	origin     time.Time  // of View.Since; the first sign of life
+	roster     *roster    // who serves what; nil after a change
+	newest     time.Time  // last sign of life of the wire
+	resumed    time.Time  // when there was one again after a time without
+	others     int        // schedulers besides this one
+	departed   departed
+	open       decisions
+	unreported int // reservations that ran out since the last report
+	sessions   sessions
+	stats      Stats
 }
 
 // Stats counts what happened since New.
@@ -109,11 +109,12 @@ type Stats struct {
 	// Decided counts decisions, Expired those whose prefill was never
 	// reported done, Evicted those dropped at the bound, Refused members that
 	// could not join, Failures reports of one, Paused members that were left
-	// out for them, Adopted decisions of other schedulers.
+	// out for them, Adopted decisions of other schedulers, Biased members whose
+	// reports began to disagree with their promises.
 	// Delivered sums what was reported of requests on the members that they were
 	// predicted for.
-	Delivered                                                     Delivered
-	Decided, Expired, Evicted, Refused, Failures, Paused, Adopted uint64
+	Delivered                                                             Delivered
+	Decided, Expired, Evicted, Refused, Failures, Paused, Adopted, Biased uint64
 }
 
 // Delivered are prompt tokens, the cached ones by prediction and by the engines'
@@ -126,6 +127,7 @@ type slot struct {
 	position int     // in Fleet.members
 	ledger   ledger
 	breaker  breaker
+	observed observed
 }
 
 // publishBreakerLocked lets readers see whether the member is left out.
@@ -149,12 +151,12 @@ func (f *Fleet) publishBreakerLocked(s *slot) {
 func New(cfg Config) *Fleet {
 	cfg = cfg.withDefaults()
 	f := &Fleet{
-		cfg:      cfg,
-		names:    make(map[string]*slot),
-		departed: make(departed),
-		open:     newDecisions(cfg.Seed),
-		unheard:  silence,
-		sessions: newSessions(cfg.MaxSessions),
+		cfg:        cfg,
+		names:      make(map[string]*slot),
+		departed:   make(departed),
+		open:       newDecisions(cfg.Seed),
+		unreported: maxUnreported,
+		sessions:   newSessions(cfg.MaxSessions),
 	}
 	f.view.Store(&View{cfg: &f.cfg, roster: &roster{}, failing: &f.failing, cut: &f.cut})
 	return f
@@ -185,24 +187,24 @@ func (f *Fleet) Join(name string, now time.Time) (ID, error) {
 		f.origin = now
 	}
 	s := &slot{member: &Member{
-		ID:      id,
-		Hash:    xxhash.Sum64String(name),
-		Info:    &Info{Name: name},
-		Load:    noLoad(),
-		Heard:   now,
-		account: newAccount(),
+		ID:            id,
+		Hash:          xxhash.Sum64String(name),
+		Info:          &Info{Name: name},
+		Load:          noLoad(),
+		LastHeartbeat: now,
+		account:       newAccount(),
 	}}
 	f.slots[id] = s
 	f.names[name] = s
 	f.insertLocked(s)
-	f.heardLocked(now)
+	f.aliveLocked(now)
 	return id, nil
 }
 
-// Heard takes what a member says of itself. A nil load, or one taken before
+// Receive takes what a member says of itself. A nil load, or one taken before
 // the sample at hand, leaves that as it is. The slices of info and load are
 // the fleet's from here on.
-func (f *Fleet) Heard(id ID, info Info, load *Load, now time.Time) {
+func (f *Fleet) Receive(id ID, info Info, load *Load, now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := f.slotLocked(id)
@@ -215,8 +217,8 @@ func (f *Fleet) Heard(id ID, info Info, load *Load, now time.Time) {
 		m.Info = &info
 		f.roster = nil
 	}
-	if now.After(m.Heard) {
-		m.Heard = now
+	if now.After(m.LastHeartbeat) {
+		m.LastHeartbeat = now
 	}
 	if load != nil {
 		sample := load.clean(now)
@@ -229,26 +231,26 @@ func (f *Fleet) Heard(id ID, info Info, load *Load, now time.Time) {
 			f.sampleLocked(s, &sample, now)
 		}
 	}
-	f.heardLocked(now)
+	f.aliveLocked(now)
 	f.replaceLocked(s, &m)
 }
 
-// SetPicture says which picture of its cache the index has. Another epoch is
+// SetCacheState says which cache state of its cache the index has. Another epoch is
 // another engine process: what was reserved on the last one is void.
-func (f *Fleet) SetPicture(id ID, p Picture) {
+func (f *Fleet) SetCacheState(id ID, p CacheState) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := f.slotLocked(id)
-	if s == nil || s.member.Picture == p {
+	if s == nil || s.member.CacheState == p {
 		return
 	}
 	m := *s.member
-	if m.Picture.Epoch != 0 && p.Epoch != m.Picture.Epoch {
+	if m.CacheState.Epoch != 0 && p.Epoch != m.CacheState.Epoch {
 		f.dropMemberLocked(s)
 		s.breaker = breaker{}
 		f.publishBreakerLocked(s)
 	}
-	m.Picture = p
+	m.CacheState = p
 	f.replaceLocked(s, &m)
 }
 
@@ -283,7 +285,7 @@ func (f *Fleet) Sweep(now time.Time) (forget []ID) {
 		return nil
 	}
 	for _, m := range f.members {
-		if now.Sub(later(m.Heard, f.resumed)) > f.cfg.Grace {
+		if now.Sub(later(m.LastHeartbeat, f.resumed)) > f.cfg.Grace {
 			forget = append(forget, m.ID)
 		}
 	}
@@ -308,10 +310,10 @@ func (f *Fleet) slotLocked(id ID) *slot {
 	return f.slots[id]
 }
 
-// heardLocked notes a sign of life of the wire. After a time without any,
+// aliveLocked notes a sign of life of the wire. After a time without any,
 // everybody's silence counts from the first on: otherwise the first member that
 // is heard would be the only one to be chosen.
-func (f *Fleet) heardLocked(now time.Time) {
+func (f *Fleet) aliveLocked(now time.Time) {
 	if !f.newest.IsZero() && now.Sub(f.newest) > f.cfg.Silence {
 		f.resumed = now
 	}

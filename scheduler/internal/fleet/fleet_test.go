@@ -24,7 +24,7 @@ func fleetOf(t *testing.T, cfg Config, n int) (*Fleet, []ID) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f.Heard(id, Info{Models: []string{"model"}, BlockSize: 16}, nil, t0)
+		f.Receive(id, Info{Models: []string{"model"}, BlockSize: 16}, nil, t0)
 		ids[i] = id
 	}
 	return f, ids
@@ -53,7 +53,7 @@ func TestJoinIsIdempotentAndBounded(t *testing.T) {
 func TestSilence(t *testing.T) {
 	f, ids := fleetOf(t, Config{Grace: 10 * time.Second}, 2)
 	update := func(i int, at time.Duration) {
-		f.Heard(ids[i], Info{Models: []string{"model"}}, nil, after(at))
+		f.Receive(ids[i], Info{Models: []string{"model"}}, nil, after(at))
 	}
 	silent := func(at time.Duration) [2]bool {
 		v := f.View()
@@ -90,7 +90,7 @@ func TestSilenceOfAllIsTheWire(t *testing.T) {
 	if got := f.Sweep(later); got != nil {
 		t.Errorf("to forget: %v", got)
 	}
-	f.Heard(ids[0], Info{Models: []string{"model"}}, nil, later)
+	f.Receive(ids[0], Info{Models: []string{"model"}}, nil, later)
 	v = f.View()
 	if v.Stale(later) || v.Silent(v.Member(ids[1]), later.Add(time.Second)) {
 		t.Error("m1 had no time to speak yet")
@@ -98,8 +98,8 @@ func TestSilenceOfAllIsTheWire(t *testing.T) {
 	if got := f.Sweep(later.Add(time.Second)); got != nil {
 		t.Errorf("to forget: %v", got)
 	}
-	f.Heard(ids[0], Info{Models: []string{"model"}}, nil, later.Add(2*time.Second))
-	f.Heard(ids[0], Info{Models: []string{"model"}}, nil, later.Add(5*time.Second))
+	f.Receive(ids[0], Info{Models: []string{"model"}}, nil, later.Add(2*time.Second))
+	f.Receive(ids[0], Info{Models: []string{"model"}}, nil, later.Add(5*time.Second))
 	v = f.View()
 	if !v.Silent(v.Member(ids[1]), later.Add(5*time.Second)) {
 		t.Error("m1 stays silent while m0 is heard")
@@ -113,7 +113,7 @@ func TestMissingLoadIsUnknown(t *testing.T) {
 	if m.Load.Running != -1 || m.Load.Waiting != -1 || !math.IsNaN(m.Load.KVUsage) || !math.IsNaN(m.Load.Totals.PrefillSeconds) {
 		t.Errorf("before a sample: %+v", m.Load)
 	}
-	f.Heard(ids[0], Info{}, &Load{
+	f.Receive(ids[0], Info{}, &Load{
 		At: after(time.Hour), Running: -7, Waiting: -7, KVUsage: 1.5,
 		Totals: Totals{PrefillSeconds: math.Inf(1), QueueSeconds: -1},
 	}, t0)
@@ -128,8 +128,8 @@ func TestServing(t *testing.T) {
 	f := New(Config{})
 	a, _ := f.Join("a", t0)
 	b, _ := f.Join("b", t0)
-	f.Heard(b, Info{Models: []string{"base", "alias", "base"}, Adapters: []Adapter{{Name: "lora"}, {Name: "base"}}}, nil, t0)
-	f.Heard(a, Info{Models: []string{"lora"}}, nil, t0)
+	f.Receive(b, Info{Models: []string{"base", "alias", "base"}, Adapters: []Adapter{{Name: "lora"}, {Name: "base"}}}, nil, t0)
+	f.Receive(a, Info{Models: []string{"lora"}}, nil, t0)
 	for name, want := range map[string][]Service{
 		"base":  {{Position: 1}},
 		"alias": {{Position: 1}},
@@ -151,12 +151,12 @@ func BenchmarkUpdateAndView(b *testing.B) {
 	}
 	info := Info{Models: []string{"model"}, BlockSize: 16}
 	for _, id := range ids {
-		f.Heard(id, info, nil, t0)
+		f.Receive(id, info, nil, t0)
 	}
 	f.View()
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		f.Heard(ids[i%4096], info, nil, after(time.Duration(i)))
+		f.Receive(ids[i%4096], info, nil, after(time.Duration(i)))
 		f.View()
 	}
 }

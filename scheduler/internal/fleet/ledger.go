@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// Reserved is what open decisions charge to one member.
+// Reserved is what open decisions reserve on one member.
 type Reserved struct {
 	// Tokens to be computed, and their predicted prefill time, by requests
 	// whose first token was not reported.
 	Tokens    uint64
 	PrefillMS float64
-	// Prefills is the number of those requests, PrefillsSeen how many of them
+	// Prefills is the number of those requests, PrefillsSampled how many of them
 	// the load sample must contain already.
 	Prefills, PrefillsSampled int
-	// Unseen requests came after the load sample, Ended are those that it
+	// Unsampled requests came after the load sample, Ended are those that it
 	// still contains though they were reported done.
-	Unseen, Ended int
+	Unsampled, Ended int
 	// Open requests in all, seen or not, and the sum of their shares.
 	Open  int
 	Share float64
@@ -47,7 +47,7 @@ func (r *Reserved) left(now time.Time) float64 {
 }
 
 // Ahead is what waits for a member and will be served before a request, but is
-// not at the member yet: nobody is charged for it.
+// not at the member yet: nothing is reserved for it.
 type Ahead struct {
 	Requests  int
 	MS, Share float64
@@ -65,6 +65,7 @@ type account struct {
 	reserved atomic.Pointer[Reserved]
 	reported atomic.Pointer[Reported]
 	failing  atomic.Pointer[Failing]
+	bias     atomic.Pointer[Bias]
 }
 
 func newAccount() *account {
@@ -72,13 +73,14 @@ func newAccount() *account {
 	a.reserved.Store(&Reserved{})
 	a.reported.Store(&Reported{})
 	a.failing.Store(&Failing{})
+	a.bias.Store(&Bias{})
 	return a
 }
 
-// ledger lists the decisions that charge a member in the order in which they
+// ledger lists the decisions with a reservation on a member in the order in which they
 // were made, which need not be the order in which they come: those of other
 // schedulers come late, and so does one that another member served than was
-// charged.
+// reserved.
 //
 // The load sample at hand has seen a decision, if and only if it is of
 // decision.from or later. What it has seen is among its gauges, what it has not
@@ -103,7 +105,7 @@ const longestStep = 1000
 // long as they do. None that this request waits for, its own among them, is
 // longer than the time that is predicted to its first token.
 //
-// Taken too short, the gauges seem to say that somebody has ended, and a charge
+// Taken too short, the gauges seem to say that somebody has ended, and a reservation
 // is dropped for good; taken too long, a request counts twice until the next
 // sample. So this is the latest, unless a report says that it was sooner.
 func (c *Config) lag(firstTokenMS float64) time.Duration {
@@ -128,22 +130,22 @@ func (l *ledger) add(d *decision) {
 	}
 	l.sum.Open++
 	l.sum.Share += d.share
-	l.sum.Unseen++
+	l.sum.Unsampled++
 	if d.phase == prefilling {
 		l.sum.Prefills++
 		l.sum.Tokens += d.tokens
 		l.sum.PrefillMS += d.prefillMS
 	}
-	l.look(d)
+	l.mark(d)
 }
 
-// look marks the decision if the sample at hand has seen it.
-func (l *ledger) look(d *decision) {
-	if d.seen || d.from.After(l.sampled) {
+// mark marks the decision if the sample at hand has seen it.
+func (l *ledger) mark(d *decision) {
+	if d.sampled || d.from.After(l.sampled) {
 		return
 	}
-	d.seen = true
-	l.sum.Unseen--
+	d.sampled = true
+	l.sum.Unsampled--
 	if d.phase == prefilling {
 		l.sum.PrefillsSampled++
 	}
@@ -172,7 +174,7 @@ func (l *ledger) reprice(by float64) {
 func (l *ledger) begun(d *decision, now time.Time) {
 	if d.from.After(now) {
 		d.from = now
-		l.look(d)
+		l.mark(d)
 	}
 }
 
@@ -197,12 +199,12 @@ func (l *ledger) remove(d *decision, ended bool) {
 		l.sum.Share = 0 // no rounding is left behind
 	}
 	switch {
-	case !d.seen:
-		l.sum.Unseen--
+	case !d.sampled:
+		l.sum.Unsampled--
 	case ended:
 		l.sum.Ended++
 	}
-	d.seen = false
+	d.sampled = false
 }
 
 // computed frees the tokens of a decision whose prefill is done.
@@ -214,7 +216,7 @@ func (l *ledger) computed(d *decision) {
 	l.sum.Prefills--
 	l.sum.Tokens -= d.tokens
 	l.sum.PrefillMS -= d.prefillMS
-	if d.seen {
+	if d.sampled {
 		l.sum.PrefillsSampled--
 	}
 	if l.sum.Prefills == 0 {
@@ -225,21 +227,21 @@ func (l *ledger) computed(d *decision) {
 // settle takes a sample of a time later than the last.
 func (l *ledger) settle(at time.Time) {
 	l.sampled, l.sum.Ended = at, 0
-	for d, left := l.last, l.sum.Unseen; left > 0; d = d.prev {
-		if !d.seen {
+	for d, left := l.last, l.sum.Unsampled; left > 0; d = d.prev {
+		if !d.sampled {
 			left--
-			l.look(d)
+			l.mark(d)
 		}
 	}
 }
 
-// seen is how many decisions the sample at hand has seen.
-func (l *ledger) seen() int { return l.sum.Open - l.sum.Unseen }
+// inSample is how many decisions the sample at hand has seen.
+func (l *ledger) inSample() int { return l.sum.Open - l.sum.Unsampled }
 
-// oldestSeen of them; there must be one.
-func (l *ledger) oldestSeen() *decision {
+// oldestSampled of them; there must be one.
+func (l *ledger) oldestSampled() *decision {
 	d := l.first
-	for !d.seen {
+	for !d.sampled {
 		d = d.next
 	}
 	return d

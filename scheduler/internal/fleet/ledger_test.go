@@ -12,8 +12,8 @@ import (
 // requestsAt is how many requests a member is believed to have.
 func requestsAt(f *Fleet, id ID) int {
 	m := f.View().Member(id)
-	for i := range f.View().Seats {
-		if s := &f.View().Seats[i]; s.ID == id {
+	for i := range f.View().Rows {
+		if s := &f.View().Rows[i]; s.ID == id {
 			return s.Requests(m.Reserved())
 		}
 	}
@@ -21,11 +21,11 @@ func requestsAt(f *Fleet, id ID) int {
 }
 
 // Decisions of others come late, and those that another member served are older
-// than what it was charged meanwhile. Once a sample has seen all of them, the
+// than what was reserved on it meanwhile. Once a sample has seen all of them, the
 // sample alone counts.
 func TestOlderEntriesAreNotCountedTwice(t *testing.T) {
 	old := func(f *Fleet, ids []ID) {
-		f.SetPicture(ids[0], Picture{Trust: Exact, Epoch: 7})
+		f.SetCacheState(ids[0], CacheState{Trust: Exact, Epoch: 7})
 		f.Adopt(1<<50, "m0", 7, "", Choice{Uncached: 1000, PrefillMS: 100, FirstTokenMS: 100}, t0, after(600*time.Millisecond))
 	}
 	for name, bring := range map[string]func(f *Fleet, ids []ID, moved Decision){
@@ -44,12 +44,12 @@ func TestOlderEntriesAreNotCountedTwice(t *testing.T) {
 		bring(f, ids, moved)
 		open := reserved(f, ids[0]).Open
 		// This sample is too early for the younger one, the next is not.
-		f.Heard(ids[0], Info{}, load(after(550*time.Millisecond), open-1, 0), after(620*time.Millisecond))
+		f.Receive(ids[0], Info{}, load(after(550*time.Millisecond), open-1, 0), after(620*time.Millisecond))
 		if n := requestsAt(f, ids[0]); n != open {
 			t.Errorf("%s: %d requests after the first sample, want %d", name, n, open)
 		}
-		f.Heard(ids[0], Info{}, load(after(5*time.Second), open, 0), after(5*time.Second))
-		if n := requestsAt(f, ids[0]); n != open || reserved(f, ids[0]).Unseen != 0 {
+		f.Receive(ids[0], Info{}, load(after(5*time.Second), open, 0), after(5*time.Second))
+		if n := requestsAt(f, ids[0]); n != open || reserved(f, ids[0]).Unsampled != 0 {
 			t.Errorf("%s: %d requests by a sample that has all %d of them: %+v", name, n, open, reserved(f, ids[0]))
 		}
 	}
@@ -84,7 +84,7 @@ func (m *dumb) sum() (r Reserved, oldest *decision) {
 		r.Share += e.d.share
 		seen := m.seen(e)
 		if !seen {
-			r.Unseen++
+			r.Unsampled++
 		}
 		if e.prefilling {
 			r.Prefills++
@@ -148,7 +148,7 @@ func TestLedgerIsThatOfADumbOne(t *testing.T) {
 				d := e.d
 				m.entries = slices.Delete(m.entries, m.find(d), m.find(d)+1)
 				l.remove(d, ended)
-				if d.seen || d.prev != nil || d.next != nil {
+				if d.sampled || d.prev != nil || d.next != nil {
 					t.Fatalf("%+v is not off the ledger", d)
 				}
 			}
@@ -161,8 +161,8 @@ func TestLedgerIsThatOfADumbOne(t *testing.T) {
 			if got != want {
 				t.Fatalf("%+v, want %+v", got, want)
 			}
-			if l.seen() != want.Open-want.Unseen || oldest != nil && l.oldestSeen() != oldest {
-				t.Fatalf("%d seen; the oldest is not the oldest", l.seen())
+			if l.inSample() != want.Open-want.Unsampled || oldest != nil && l.oldestSampled() != oldest {
+				t.Fatalf("%d seen; the oldest is not the oldest", l.inSample())
 			}
 			var was *decision
 			for d := l.first; d != nil; was, d = d, d.next {
@@ -177,14 +177,14 @@ func TestLedgerIsThatOfADumbOne(t *testing.T) {
 	})
 }
 
-// At the bound, decisions that charge nobody make room for those that do.
+// At the bound, decisions that reserve nothing make room for those that do.
 func TestSilentDecisionsGoBeforeReservations(t *testing.T) {
 	f, ids := fleetOf(t, Config{MaxDecisions: 8}, 2)
-	var silent, live []Decision
+	var released, live []Decision
 	for range 4 {
-		silent = append(silent, decide(t, f, ids[0], "", t0))
+		released = append(released, decide(t, f, ids[0], "", t0))
 	}
-	f.Sweep(after(2 * time.Second)) // nobody reported: they charge nobody from here on
+	f.Sweep(after(2 * time.Second)) // nobody reported: they reserve nothing from here on
 	if r := reserved(f, ids[0]); r.Open != 0 || f.Stats().Decisions != 4 {
 		t.Fatalf("%+v, %d decisions", r, f.Stats().Decisions)
 	}
@@ -192,11 +192,11 @@ func TestSilentDecisionsGoBeforeReservations(t *testing.T) {
 		live = append(live, decide(t, f, ids[1], "", after(2*time.Second)))
 	}
 	if r := reserved(f, ids[1]); r.Open != 8 {
-		t.Errorf("%d of 8 charges are left, %d evicted", r.Open, f.Stats().Evicted)
+		t.Errorf("%d of 8 reservations are left, %d evicted", r.Open, f.Stats().Evicted)
 	}
-	for i, d := range append(silent, live...) {
+	for i, d := range append(released, live...) {
 		if _, ok := f.Report(Report{Decision: d, Outcome: Finished}, after(2*time.Second)); ok != (i >= 4) {
-			t.Errorf("decision %d of 4 silent and 8 live: known %v", i, ok)
+			t.Errorf("decision %d of 4 released and 8 live: known %v", i, ok)
 		}
 	}
 }
@@ -215,17 +215,17 @@ func TestLongStepsEndNoReservation(t *testing.T) {
 	long(t0, 800)
 	long(after(10*time.Millisecond), 1600)
 	// The step of the first is under way, the second waits to be taken up.
-	f.Heard(ids[0], Info{}, load(after(750*time.Millisecond), 0, 0), after(750*time.Millisecond))
+	f.Receive(ids[0], Info{}, load(after(750*time.Millisecond), 0, 0), after(750*time.Millisecond))
 	if r := reserved(f, ids[0]); r.Open != 2 || r.Tokens != 2000 {
 		t.Errorf("before any step ended: %+v", r)
 	}
 	// The first step has ended with the first alone; the second is computed.
-	f.Heard(ids[0], Info{}, load(after(1500*time.Millisecond), 1, 0), after(1500*time.Millisecond))
+	f.Receive(ids[0], Info{}, load(after(1500*time.Millisecond), 1, 0), after(1500*time.Millisecond))
 	if r := reserved(f, ids[0]); r.Open != 2 || r.Tokens != 2000 {
 		t.Errorf("after the first step: %+v", r)
 	}
-	f.Heard(ids[0], Info{}, load(after(2300*time.Millisecond), 2, 0), after(2300*time.Millisecond))
-	if r := reserved(f, ids[0]); r.Unseen != 0 || requestsAt(f, ids[0]) != 2 {
+	f.Receive(ids[0], Info{}, load(after(2300*time.Millisecond), 2, 0), after(2300*time.Millisecond))
+	if r := reserved(f, ids[0]); r.Unsampled != 0 || requestsAt(f, ids[0]) != 2 {
 		t.Errorf("after the second step: %+v", r)
 	}
 }
@@ -235,7 +235,7 @@ func TestFirstTokenSaysThatSamplesHaveTheRequest(t *testing.T) {
 	f, ids := fleetOf(t, Config{}, 1)
 	d := decide(t, f, ids[0], "", t0)
 	f.Report(Report{Decision: d, Outcome: FirstToken}, after(50*time.Millisecond))
-	f.Heard(ids[0], Info{}, load(after(60*time.Millisecond), 1, 0), after(70*time.Millisecond))
+	f.Receive(ids[0], Info{}, load(after(60*time.Millisecond), 1, 0), after(70*time.Millisecond))
 	if n := requestsAt(f, ids[0]); n != 1 {
 		t.Errorf("%d requests: %+v", n, reserved(f, ids[0]))
 	}

@@ -40,6 +40,11 @@ type Info struct {
 	BlockSize              int // 0: not known
 	Blocks                 uint64
 	MaxModelLen            int
+	// HidesExtras: blocks of prompts with a cache salt or multimodal items are not
+	// known by their keys.
+	HidesExtras bool
+	// Offloads: the engine keeps blocks outside GPU memory, too.
+	Offloads bool
 	// Heartbeat is the time between two signs of life; 0: not known.
 	Heartbeat time.Duration
 	// Labels as given to the agent; not to be changed.
@@ -96,7 +101,7 @@ func (i *Info) Model() string {
 func (i *Info) equal(o *Info) bool {
 	return i.Name == o.Name && i.Namespace == o.Namespace && i.Pod == o.Pod && i.PodUID == o.PodUID &&
 		i.Rank == o.Rank && i.Address == o.Address && i.Engine == o.Engine && i.EngineVersion == o.EngineVersion &&
-		i.Root == o.Root && i.BlockSize == o.BlockSize && i.Blocks == o.Blocks && i.MaxModelLen == o.MaxModelLen && i.Heartbeat == o.Heartbeat &&
+		i.Root == o.Root && i.BlockSize == o.BlockSize && i.Blocks == o.Blocks && i.MaxModelLen == o.MaxModelLen && i.HidesExtras == o.HidesExtras && i.Offloads == o.Offloads && i.Heartbeat == o.Heartbeat &&
 		slices.Equal(i.Models, o.Models) && slices.Equal(i.Adapters, o.Adapters) &&
 		maps.Equal(i.Labels, o.Labels)
 }
@@ -110,6 +115,9 @@ type Load struct {
 	RunningAdapters  []string
 	Sleeping         bool
 	Unreachable      bool // the engine does not answer its agent
+	// ProcessStart names the engine's process, by about when it began in Unix
+	// milliseconds; 0: not known.
+	ProcessStart uint64
 }
 
 // Totals since the engine started; NaN: not known. The engine counts each group
@@ -124,14 +132,6 @@ type Totals struct {
 	PrefillSeconds, PrefillComputedTokens, PrefillRequests float64
 	QueueSeconds, QueueRequests                            float64
 	RequestPromptTokens, RequestGenerationTokens           float64
-}
-
-func (t *Totals) values() [12]float64 {
-	return [...]float64{
-		t.PromptTokens, t.CachedTokens, t.GenerationTokens, t.InterTokenSeconds, t.InterTokenCount,
-		t.PrefillSeconds, t.PrefillComputedTokens, t.PrefillRequests, t.QueueSeconds, t.QueueRequests,
-		t.RequestPromptTokens, t.RequestGenerationTokens,
-	}
 }
 
 // NoTotals knows nothing.
@@ -170,8 +170,8 @@ func (l *Load) clean(now time.Time) Load {
 	return c
 }
 
-// Picture is the state of a member's cache that the index has.
-type Picture struct {
+// CacheState is the state of a member's cache that the index has.
+type CacheState struct {
 	Trust           Trust
 	Reason          string // in a few words when Trust is not Exact
 	Epoch, Sequence uint64
@@ -182,18 +182,18 @@ type Picture struct {
 }
 
 // Member is what was known of a member when its View was made. All but
-// Reserved, Reported and Failing stays as it is.
+// Reserved, Reported, Failing and Bias stays as it is.
 type Member struct {
-	ID      ID
-	Hash    uint64 // of the name, the same at every scheduler
-	Info    *Info  // not to be changed
-	Load    Load
-	Picture Picture
-	Heard   time.Time
-	account *account
+	ID            ID
+	Hash          uint64 // of the name, the same at every scheduler
+	Info          *Info  // not to be changed
+	Load          Load
+	CacheState    CacheState
+	LastHeartbeat time.Time
+	account       *account
 }
 
-// Reserved is what decisions have charged to the member up to this moment.
+// Reserved is what decisions have reserved on the member up to this moment.
 // It is not to be changed.
 func (m *Member) Reserved() *Reserved { return m.account.reserved.Load() }
 
@@ -202,6 +202,15 @@ func (m *Member) Reported() Reported { return *m.account.reported.Load() }
 
 // Failing says whether callers reported failures of the member lately.
 func (m *Member) Failing() Failing { return *m.account.failing.Load() }
+
+// Bias is what reports have shown of the member's promises up to this moment. It
+// is not to be changed, and is nothing once the engine is another incarnation.
+func (m *Member) Bias() *Bias {
+	if b := m.account.bias.Load(); b.epoch == m.CacheState.Epoch {
+		return b
+	}
+	return &unseen
+}
 
 // HasAdapter tells whether the member serves the adapter.
 func (m *Member) HasAdapter(name string) bool {

@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// decisions are all that can still be reported. A decision that charges its
-// member and one that is silent have deadlines of their own, so that at the
-// bound nothing that is charged goes before what is not.
+// decisions are all that can still be reported. A decision with a reservation on its
+// member and one that is released have deadlines of their own, so that at the
+// bound nothing that is reserved goes before what is not.
 type decisions struct {
-	numbers *rand.ChaCha8
-	byID    map[Decision]*decision
-	live    deadlines // of those that charge a member
-	silent  deadlines
+	numbers  *rand.ChaCha8
+	byID     map[Decision]*decision
+	live     deadlines // of those with a reservation
+	released deadlines
 }
 
 func newDecisions(seed [32]byte) decisions {
@@ -22,10 +22,10 @@ func newDecisions(seed [32]byte) decisions {
 
 // due is the heap that the decision is in.
 func (o *decisions) due(d *decision) *deadlines {
-	if d.charges() {
+	if d.reserves() {
 		return &o.live
 	}
-	return &o.silent
+	return &o.released
 }
 
 func (o *decisions) add(d *decision) {
@@ -46,16 +46,16 @@ func (o *decisions) postpone(d *decision, deadline time.Time) {
 	heap.Fix(o.due(d), d.index)
 }
 
-// silence keeps a decision, which must be off its ledger, for a late report.
-func (o *decisions) silence(d *decision, deadline time.Time) {
+// release keeps a decision, which must be off its ledger, for a late report.
+func (o *decisions) release(d *decision, deadline time.Time) {
 	heap.Remove(o.due(d), d.index)
-	d.phase, d.deadline = silent, deadline
-	heap.Push(&o.silent, d)
+	d.phase, d.deadline = released, deadline
+	heap.Push(&o.released, d)
 }
 
 // overdue is a decision whose deadline has come, or nil.
 func (o *decisions) overdue(now time.Time) *decision {
-	for _, due := range [...]deadlines{o.live, o.silent} {
+	for _, due := range [...]deadlines{o.live, o.released} {
 		if len(due) > 0 && !due[0].deadline.After(now) {
 			return due[0]
 		}
@@ -63,11 +63,11 @@ func (o *decisions) overdue(now time.Time) *decision {
 	return nil
 }
 
-// least is the decision that can be spared best: a silent one if there is any,
+// least is the decision that can be spared best: a released one if there is any,
 // else the one that expires first.
 func (o *decisions) least() *decision {
-	if len(o.silent) > 0 {
-		return o.silent[0]
+	if len(o.released) > 0 {
+		return o.released[0]
 	}
 	return o.live[0]
 }

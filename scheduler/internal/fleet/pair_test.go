@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// pair charges 1,000 tokens to one member and a slot to another.
+// pair reserves 1,000 tokens on one member and a slot to another.
 func pair(t *testing.T, f *Fleet, prefill, decode ID) Decision {
 	t.Helper()
 	view := f.View()
@@ -15,7 +15,7 @@ func pair(t *testing.T, f *Fleet, prefill, decode ID) Decision {
 		return Choice{Member: view.Member(prefill), Decode: view.Member(decode), Uncached: 1000, PrefillMS: 100, FirstTokenMS: 100}, true
 	})
 	if !ok {
-		t.Fatal("nobody was charged")
+		t.Fatal("nothing was reserved")
 	}
 	return d
 }

@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// decide charges 1,000 tokens and 100 ms to a member.
+// decide reserves 1,000 tokens and 100 ms on a member.
 func decide(t *testing.T, f *Fleet, id ID, session string, now time.Time) Decision {
 	t.Helper()
 	m := f.View().Member(id)
@@ -18,7 +18,7 @@ func decide(t *testing.T, f *Fleet, id ID, session string, now time.Time) Decisi
 		return Choice{Member: m, Session: session, Uncached: 1000, PrefillMS: 100, FirstTokenMS: 100, Cached: 16}, true
 	})
 	if !ok {
-		t.Fatalf("member %d was not charged", id)
+		t.Fatalf("nothing was reserved on member %d", id)
 	}
 	return d
 }
@@ -32,17 +32,17 @@ func reserved(f *Fleet, id ID) *Reserved { return f.View().Member(id).Reserved()
 func TestFirstTokenFreesTokensAndKeepsTheSlot(t *testing.T) {
 	f, ids := fleetOf(t, Config{}, 1)
 	d := decide(t, f, ids[0], "", t0)
-	if r := reserved(f, ids[0]); r.Tokens != 1000 || r.Open != 1 || r.Unseen != 1 || r.Last != 1 {
+	if r := reserved(f, ids[0]); r.Tokens != 1000 || r.Open != 1 || r.Unsampled != 1 || r.Last != 1 {
 		t.Fatalf("after a decision: %+v", r)
 	}
 	if _, ok := f.Report(Report{Decision: d, Outcome: FirstToken}, after(time.Second)); !ok {
 		t.Fatal("the decision is not known")
 	}
-	if r := reserved(f, ids[0]); r.Tokens != 0 || r.Wait(t0) != 0 || r.Open != 1 || r.Unseen != 1 {
+	if r := reserved(f, ids[0]); r.Tokens != 0 || r.Wait(t0) != 0 || r.Open != 1 || r.Unsampled != 1 {
 		t.Fatalf("after the first token: %+v", r)
 	}
 	f.Report(Report{Decision: d, Outcome: Finished}, after(2*time.Second))
-	if r := reserved(f, ids[0]); r.Open != 0 || r.Unseen != 0 {
+	if r := reserved(f, ids[0]); r.Open != 0 || r.Unsampled != 0 {
 		t.Fatalf("after the end: %+v", r)
 	}
 	if _, ok := f.Report(Report{Decision: d, Outcome: Finished}, after(2*time.Second)); ok {
@@ -74,11 +74,11 @@ func TestWithoutReportsAPrefillEndsWhenItWasTo(t *testing.T) {
 	if _, ok := f.Report(Report{Decision: d, Outcome: Finished}, now); !ok {
 		t.Fatal("a late report is not understood")
 	}
-	for range silence { // somebody reports: others are waited for
+	for range maxUnreported { // somebody reports: others are waited for
 		decide(t, f, ids[0], "", now)
 	}
 	pass(time.Second)
-	expect(silence, silence)
+	expect(maxUnreported, maxUnreported)
 	pass(time.Minute)
 	expect(0, 0)
 	decide(t, f, ids[0], "", now)
@@ -134,7 +134,7 @@ func TestSampleBringsTheRestToItsTurn(t *testing.T) {
 	}
 	now := after(3 * time.Second)
 	f.Sweep(now)
-	f.Heard(ids[0], Info{}, load(now, 1, 0), now)
+	f.Receive(ids[0], Info{}, load(now, 1, 0), now)
 	if w := reserved(f, ids[0]).Wait(now); math.Abs(w-1000) > 1e-6 {
 		t.Fatalf("one of ten is left: %.0f ms", w)
 	}
@@ -186,26 +186,26 @@ func TestNonsensePredictionsExpireToo(t *testing.T) {
 
 func TestSampleReplacesWhatItContains(t *testing.T) {
 	f, ids := fleetOf(t, Config{Settle: 200 * time.Millisecond}, 1)
-	f.unheard = 0 // somebody reports
-	f.Heard(ids[0], Info{}, load(t0, 0, 0), t0)
-	requests := func() int { m := f.View().Member(ids[0]); return f.View().Seats[0].Requests(m.Reserved()) }
+	f.unreported = 0 // somebody reports
+	f.Receive(ids[0], Info{}, load(t0, 0, 0), t0)
+	requests := func() int { m := f.View().Member(ids[0]); return f.View().Rows[0].Requests(m.Reserved()) }
 	decide(t, f, ids[0], "", after(100*time.Millisecond))
 	decide(t, f, ids[0], "", after(500*time.Millisecond))
 	if n := requests(); n != 2 {
 		t.Fatalf("before the sample: %d requests", n)
 	}
 	// The sample is of 0.6 s and can contain the first only.
-	f.Heard(ids[0], Info{}, load(after(600*time.Millisecond), 1, 0), after(700*time.Millisecond))
-	if r := reserved(f, ids[0]); r.Unseen != 1 || r.PrefillsSampled != 1 || requests() != 2 {
+	f.Receive(ids[0], Info{}, load(after(600*time.Millisecond), 1, 0), after(700*time.Millisecond))
+	if r := reserved(f, ids[0]); r.Unsampled != 1 || r.PrefillsSampled != 1 || requests() != 2 {
 		t.Fatalf("after the sample: %+v, %d requests", r, requests())
 	}
 	// A sample in which the engine is empty ends what it must have seen.
-	f.Heard(ids[0], Info{}, load(after(690*time.Millisecond), 0, 0), after(800*time.Millisecond))
+	f.Receive(ids[0], Info{}, load(after(690*time.Millisecond), 0, 0), after(800*time.Millisecond))
 	if r := reserved(f, ids[0]); r.Open != 1 || r.Tokens != 1000 || requests() != 1 {
 		t.Fatalf("after the empty sample: %+v, %d requests", r, requests())
 	}
 	// An older sample that comes late changes nothing.
-	f.Heard(ids[0], Info{}, load(after(100*time.Millisecond), 9, 9), after(800*time.Millisecond))
+	f.Receive(ids[0], Info{}, load(after(100*time.Millisecond), 9, 9), after(800*time.Millisecond))
 	if n := requests(); n != 1 {
 		t.Fatalf("after a late sample: %d requests", n)
 	}
@@ -214,10 +214,10 @@ func TestSampleReplacesWhatItContains(t *testing.T) {
 func TestEndAfterTheSampleIsTakenOffIt(t *testing.T) {
 	f, ids := fleetOf(t, Config{}, 1)
 	d := decide(t, f, ids[0], "", t0)
-	f.Heard(ids[0], Info{}, load(after(time.Second), 3, 0), after(time.Second))
+	f.Receive(ids[0], Info{}, load(after(time.Second), 3, 0), after(time.Second))
 	f.Report(Report{Decision: d, Outcome: Finished}, after(1100*time.Millisecond))
 	m := f.View().Member(ids[0])
-	if n := f.View().Seats[0].Requests(m.Reserved()); n != 2 {
+	if n := f.View().Rows[0].Requests(m.Reserved()); n != 2 {
 		t.Fatalf("%d requests, want the sample's 3 less the one that ended", n)
 	}
 }
@@ -273,13 +273,13 @@ func TestWaitShrinksAsTheFirstIsComputed(t *testing.T) {
 
 func TestNewEpochVoidsReservations(t *testing.T) {
 	f, ids := fleetOf(t, Config{}, 2)
-	f.SetPicture(ids[0], Picture{Trust: Exact, Epoch: 1})
+	f.SetCacheState(ids[0], CacheState{Trust: Exact, Epoch: 1})
 	d := decide(t, f, ids[0], "", t0)
-	f.SetPicture(ids[0], Picture{Trust: Exact, Epoch: 1, Sequence: 5})
+	f.SetCacheState(ids[0], CacheState{Trust: Exact, Epoch: 1, Sequence: 5})
 	if r := reserved(f, ids[0]); r.Open != 1 {
 		t.Fatalf("the same epoch: %+v", r)
 	}
-	f.SetPicture(ids[0], Picture{Trust: Syncing, Epoch: 2})
+	f.SetCacheState(ids[0], CacheState{Trust: Syncing, Epoch: 2})
 	if r := reserved(f, ids[0]); r.Open != 0 || r.Tokens != 0 {
 		t.Fatalf("the next epoch: %+v", r)
 	}
@@ -303,7 +303,7 @@ func TestRemovedMemberLeavesNothingBehind(t *testing.T) {
 		t.Fatalf("still seen: %+v", v)
 	}
 	if _, ok := f.Decide("", t0, func(ID, bool, []Reserved) (Choice, bool) { return Choice{Member: gone}, true }); ok {
-		t.Fatal("a member that left was charged")
+		t.Fatal("something was reserved on a member that left")
 	}
 }
 
@@ -358,9 +358,9 @@ func TestSumsAreThoseOfTheOpenDecisions(t *testing.T) {
 				}
 			case 4:
 				at := now.Add(-time.Duration(rapid.IntRange(0, 500).Draw(t, "age")) * time.Millisecond)
-				f.Heard(id, Info{}, load(at, rapid.IntRange(-1, 5).Draw(t, "running"), rapid.IntRange(-1, 5).Draw(t, "waiting")), now)
+				f.Receive(id, Info{}, load(at, rapid.IntRange(-1, 5).Draw(t, "running"), rapid.IntRange(-1, 5).Draw(t, "waiting")), now)
 			case 5:
-				f.SetPicture(id, Picture{Epoch: rapid.Uint64Range(1, 2).Draw(t, "epoch")})
+				f.SetCacheState(id, CacheState{Epoch: rapid.Uint64Range(1, 2).Draw(t, "epoch")})
 			}
 			check(t, f)
 		}
@@ -380,17 +380,17 @@ func check(t *rapid.T, f *Fleet) {
 	want := make(map[*slot]Reserved)
 	for _, d := range f.open.byID {
 		w := want[d.slot]
-		if d.phase != silent {
+		if d.phase != released {
 			w.Open++
-			if !d.seen {
-				w.Unseen++
+			if !d.sampled {
+				w.Unsampled++
 			}
 		}
 		if d.phase == prefilling {
 			w.Prefills++
 			w.Tokens += d.tokens
 			w.PrefillMS += d.prefillMS
-			if d.seen {
+			if d.sampled {
 				w.PrefillsSampled++
 			}
 		}
@@ -398,13 +398,13 @@ func check(t *rapid.T, f *Fleet) {
 	}
 	for _, s := range f.names {
 		got, w := s.member.Reserved(), want[s]
-		if got.Open != w.Open || got.Unseen != w.Unseen || got.Prefills != w.Prefills || got.Tokens != w.Tokens ||
+		if got.Open != w.Open || got.Unsampled != w.Unsampled || got.Prefills != w.Prefills || got.Tokens != w.Tokens ||
 			got.PrefillsSampled != w.PrefillsSampled || math.Abs(got.PrefillMS-w.PrefillMS) > 1e-6 || got.Ended < 0 {
 			t.Fatalf("member %s: published %+v, open %+v", s.member.Info.Name, got, w)
 		}
 	}
-	if len(f.open.byID) != len(f.open.live)+len(f.open.silent) {
-		t.Fatalf("%d decisions, %d and %d deadlines", len(f.open.byID), len(f.open.live), len(f.open.silent))
+	if len(f.open.byID) != len(f.open.live)+len(f.open.released) {
+		t.Fatalf("%d decisions, %d and %d deadlines", len(f.open.byID), len(f.open.live), len(f.open.released))
 	}
 }
 
@@ -419,8 +419,8 @@ func TestViewsStayTrueBesideWriters(t *testing.T) {
 			for i := range 2000 {
 				now := after(time.Duration(i) * time.Millisecond)
 				id := ids[(i+w)%len(ids)]
-				f.Heard(id, Info{Models: []string{"model"}, BlockSize: 16}, load(now, i%7, 0), now)
-				f.SetPicture(id, Picture{Trust: Exact, Epoch: 1, Sequence: uint64(i)})
+				f.Receive(id, Info{Models: []string{"model"}, BlockSize: 16}, load(now, i%7, 0), now)
+				f.SetCacheState(id, CacheState{Trust: Exact, Epoch: 1, Sequence: uint64(i)})
 				m := f.View().Member(id)
 				d, ok := f.Decide("s", now, func(ID, bool, []Reserved) (Choice, bool) { return Choice{Member: m, Uncached: 1, PrefillMS: 1}, true })
 				if ok && i%2 == 0 {

@@ -29,6 +29,17 @@ func (t Trust) String() string {
 	return "UNKNOWN"
 }
 
+// Wire is the trust's number on the bus and in the API, which are the same there.
+func (t Trust) Wire() int32 { return int32(t) + 1 }
+
+// TrustOf is the trust of a number on the bus; what it does not know is Unknown.
+func TrustOf(wire int32) Trust {
+	if wire < Unknown.Wire() || wire > Exact.Wire() {
+		return Unknown
+	}
+	return Trust(wire - 1)
+}
+
 // Belief is how far a member's cache state can be believed at a moment, in a few
 // words why no further, and what the blocks of the cache state count for.
 type Belief struct {
@@ -49,25 +60,29 @@ const (
 	Credited
 )
 
-// provenFor is how many of a member's heartbeats may be missing while its
-// cache state counts. One that is late or lost is no doubt yet.
+// verifiedFor is how many of a member's heartbeats may be missing while its
+// cache state counts. One that is late or lost is no suspicion yet.
 const verifiedFor = 3
 
 // Believe is the one rule for what may be said of a member's cache and what it
 // is credited. A cache state that is EXACT or APPROXIMATE counts while somebody could
 // object. Without the link, or the member's voice, it is the last known one:
-// SYNCING, and no more than a prediction. A cache state that is SYNCING by itself, or
+// SYNCING, and no more than a prediction. Where requests found less than was
+// promised, again and again, it is APPROXIMATE. A cache state that is SYNCING by itself, or
 // UNKNOWN, counts for nothing.
 func (v *View) Believe(m *Member, now time.Time) Belief {
-	p := &m.Picture
+	p := &m.CacheState
 	if p.Trust != Exact && p.Trust != Approximate {
 		return Belief{p.Trust, p.Reason, Uncredited}
 	}
 	switch {
 	case v.cut.Load():
 		return Belief{Syncing, "the connection to NATS is lost: the last known cache state", Predicted}
-	case now.Sub(m.Heard) > v.patience(m):
+	case now.Sub(m.LastHeartbeat) > v.patience(m):
 		return Belief{Syncing, "no heartbeat lately: the last known cache state", Predicted}
+	}
+	if bias := m.Bias(); bias.Tokens > 0 {
+		return Belief{Approximate, bias.Reason, Credited}
 	}
 	return Belief{p.Trust, p.Reason, Credited}
 }
@@ -97,7 +112,7 @@ func (f *Fleet) Answered(now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.cut.Load() {
-		f.heardLocked(now)
+		f.aliveLocked(now)
 		f.stale.Store(true)
 	}
 }

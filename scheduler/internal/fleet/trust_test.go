@@ -36,7 +36,7 @@ func TestSilenceCountsFromWhenTheLinkCameBack(t *testing.T) {
 	}
 	back := after(2500 * time.Millisecond)
 	f.Link(true, back)
-	f.Heard(ids[0], Info{Models: []string{"model"}}, nil, back.Add(time.Second))
+	f.Receive(ids[0], Info{Models: []string{"model"}}, nil, back.Add(time.Second))
 	v := f.View()
 	if late := v.Member(ids[1]); v.Silent(late, back.Add(2900*time.Millisecond)) {
 		t.Error("m1 had no time to speak again")
@@ -50,8 +50,8 @@ func TestSilenceCountsFromWhenTheLinkCameBack(t *testing.T) {
 
 func TestCacheStatesCountWhileSomebodyCouldObject(t *testing.T) {
 	f, ids := fleetOf(t, Config{}, 1)
-	f.Heard(ids[0], Info{Heartbeat: 300 * time.Millisecond}, nil, t0)
-	f.SetPicture(ids[0], Picture{Trust: Exact, Epoch: 1})
+	f.Receive(ids[0], Info{Heartbeat: 300 * time.Millisecond}, nil, t0)
+	f.SetCacheState(ids[0], CacheState{Trust: Exact, Epoch: 1})
 	believe := func(at time.Duration) Belief { v := f.View(); return v.Believe(v.Member(ids[0]), after(at)) }
 	if b := believe(900 * time.Millisecond); b.Trust != Exact || b.Credit != Credited || b.Reason != "" {
 		t.Errorf("after three heartbeats: %+v", b)
@@ -67,7 +67,7 @@ func TestCacheStatesCountWhileSomebodyCouldObject(t *testing.T) {
 	if b := believe(0); b.Trust != Exact {
 		t.Errorf("with it: %+v", b)
 	}
-	f.SetPicture(ids[0], Picture{Trust: Syncing, Reason: "why", Epoch: 1})
+	f.SetCacheState(ids[0], CacheState{Trust: Syncing, Reason: "why", Epoch: 1})
 	if b := believe(0); b != (Belief{Syncing, "why", Uncredited}) {
 		t.Errorf("while it is rebuilt: %+v", b)
 	}

@@ -13,8 +13,8 @@ import (
 type View struct {
 	// Members by name.
 	Members []*Member
-	// Seats of the members, in the same order.
-	Seats []Seat
+	// Rows of the members, in the same order.
+	Rows []Row
 
 	cfg             *Config
 	failing         *atomic.Int32
@@ -58,7 +58,7 @@ func (f *Fleet) View() *View {
 	}
 	v := &View{
 		Members: slices.Clone(f.members),
-		Seats:   slices.Clone(f.seats),
+		Rows:    slices.Clone(f.rows),
 		cfg:     &f.cfg,
 		failing: &f.failing,
 		cut:     &f.cut,
@@ -104,7 +104,7 @@ func (v *View) ShortestContext() int { return v.roster.context }
 // Names lists what members answer to, in order.
 func (v *View) Names() []string { return slices.Sorted(maps.Keys(v.roster.serving)) }
 
-// Since is a time as Seats have it; the zero time is before all others.
+// Since is a time as Rows have it; the zero time is before all others.
 func (v *View) Since(t time.Time) time.Duration { return t.Sub(v.origin) }
 
 // Failing tells whether callers reported failures of any member lately.
@@ -112,7 +112,9 @@ func (v *View) Failing() bool { return v.failing.Load() > 0 }
 
 // Silent tells whether the member was not heard for too long while the wire
 // was alive. It is not eligible then, if there is another.
-func (v *View) Silent(m *Member, now time.Time) bool { return m.Heard.Before(v.SilentBefore(now)) }
+func (v *View) Silent(m *Member, now time.Time) bool {
+	return m.LastHeartbeat.Before(v.SilentBefore(now))
+}
 
 // SilentBefore is the time before which a member must have been heard last to
 // be silent. It is zero, and nobody is silent, while nothing at all is heard and
@@ -170,7 +172,7 @@ func (f *Fleet) rosterLocked() *roster {
 func (f *Fleet) replaceLocked(s *slot, m *Member) {
 	s.member = m
 	f.members[s.position] = m
-	f.seats[s.position].set(m, f.origin)
+	f.rows[s.position].set(m, f.origin)
 	f.stale.Store(true)
 }
 
@@ -179,14 +181,14 @@ func (f *Fleet) insertLocked(s *slot) {
 		return strings.Compare(m.Info.Name, name)
 	})
 	f.members = slices.Insert(f.members, at, s.member)
-	f.seats = slices.Insert(f.seats, at, Seat{})
-	f.seats[at].set(s.member, f.origin)
+	f.rows = slices.Insert(f.rows, at, Row{})
+	f.rows[at].set(s.member, f.origin)
 	f.renumberLocked(at)
 }
 
 func (f *Fleet) removeLocked(s *slot) {
 	f.members = slices.Delete(f.members, s.position, s.position+1)
-	f.seats = slices.Delete(f.seats, s.position, s.position+1)
+	f.rows = slices.Delete(f.rows, s.position, s.position+1)
 	f.renumberLocked(s.position)
 }
 

@@ -21,8 +21,9 @@ func infoOf(h *pb.Heartbeat) fleet.Info {
 		Models: i.GetModels(), Root: i.GetRoot(),
 		BlockSize: int(i.GetBlockSize()), Blocks: i.GetBlocks(),
 		MaxModelLen: int(min(i.GetMaxModelLen(), math.MaxInt32)),
-		Heartbeat:   min(max(time.Duration(h.GetIntervalMs())*time.Millisecond, protocol.HeartbeatEvery), maxInterval),
-		Labels:      i.GetLabels(),
+		HidesExtras: i.GetHidesExtraKeys(), Offloads: i.GetOffloads(),
+		Heartbeat: min(max(time.Duration(h.GetIntervalMs())*time.Millisecond, protocol.HeartbeatEvery), maxInterval),
+		Labels:    i.GetLabels(),
 	}
 	for _, a := range i.GetAdapters() {
 		info.Adapters = append(info.Adapters, fleet.Adapter{Name: a.GetName(), Root: a.GetRoot()})
@@ -51,6 +52,7 @@ func loadOf(l *pb.Load, now time.Time) *fleet.Load {
 		RunningAdapters: l.GetRunningAdapters(),
 		Sleeping:        l.GetSleeping(),
 		Unreachable:     l.GetUnreachable(),
+		ProcessStart:    l.GetProcessStartMs(),
 	}
 }
 

@@ -97,7 +97,7 @@ func FuzzHeartbeat(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		members.Heard(n, infoOf(h), loadOf(h.GetLoad(), r.now), r.now)
+		members.Receive(n, infoOf(h), loadOf(h.GetLoad(), r.now), r.now)
 		if m := members.View().Member(n); m.Info.Name != name || m.Load.Running < -1 || m.Load.At.After(r.now) {
 			t.Fatalf("%+v", m)
 		}

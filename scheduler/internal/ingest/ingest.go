@@ -62,6 +62,9 @@ type Config struct {
 	// Warn says what is wrong with a member beside its cache state, for its agent to
 	// be told; empty: nothing. Nil: never anything.
 	Warn func(name string) string
+	// Lag is told how long events took from the engine's stamp on them to the index;
+	// nil: nobody is.
+	Lag func(time.Duration)
 	// Log of changes of state; nil: nowhere.
 	Log *slog.Logger
 	// Snapshots awaited at a time; 8: more only cost memory, the processors are

@@ -75,7 +75,7 @@ func (st *stand) member(name string) *fleet.Member { return st.fleet.View().Name
 
 func (st *stand) trust(name string) fleet.Trust {
 	if m := st.member(name); m != nil {
-		return m.Picture.Trust
+		return m.CacheState.Trust
 	}
 	return fleet.Unknown
 }
@@ -85,13 +85,13 @@ func (st *stand) exact(a *wireAgent) {
 	st.t.Helper()
 	await.True(st.t, "EXACT at the agent's sequence", func() bool {
 		m := st.member(a.name)
-		return m != nil && m.Picture.Trust == fleet.Exact && m.Picture.Epoch == a.epoch && m.Picture.Sequence == a.sequence
+		return m != nil && m.CacheState.Trust == fleet.Exact && m.CacheState.Epoch == a.epoch && m.CacheState.Sequence == a.sequence
 	})
 	m := st.member(a.name)
 	held := a.held(a.now)
 	for l, want := range held[:protocol.Lanes] {
-		if got := st.index.Count(index.Member(m.ID), index.Lane(l)); uint64(got) != want.Count || m.Picture.Held[l] != want.Count {
-			st.t.Fatalf("lane %d: %d blocks, cache state says %d, agent %d", l, got, m.Picture.Held[l], want.Count)
+		if got := st.index.Count(index.Member(m.ID), index.Lane(l)); uint64(got) != want.Count || m.CacheState.Held[l] != want.Count {
+			st.t.Fatalf("lane %d: %d blocks, cache state says %d, agent %d", l, got, m.CacheState.Held[l], want.Count)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package ingest
 import (
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvscout/kvscout/protocol"
@@ -95,9 +96,9 @@ func newMember(name string, id fleet.ID, x *index.Index, rng *rand.Rand, c *coun
 	return m
 }
 
-// cache state is what may be said about the member in answers.
-func (m *member) cacheState() fleet.Picture {
-	p := fleet.Picture{Trust: trustOf(m.trust), Reason: m.reason, Epoch: m.epoch, Sequence: m.sequence, EngineBatches: m.batches, Trace: m.trace, Rule: m.rule}
+// cacheState is what may be said about the member in answers.
+func (m *member) cacheState() fleet.CacheState {
+	p := fleet.CacheState{Trust: fleet.TrustOf(int32(m.trust)), Reason: m.reason, Epoch: m.epoch, Sequence: m.sequence, EngineBatches: m.batches, Trace: m.trace, Rule: m.rule}
 	if m.synced {
 		for l := range p.Held {
 			p.Held[l] = m.held[l].Count
@@ -250,14 +251,14 @@ func (m *member) verify(claim protocol.Held, err error, now time.Time) {
 	m.unverified, m.why = false, ""
 }
 
-// doubt makes the cache state unverified until the next claim: the connection was
+// suspect makes the cache state unverified until the next claim: the connection was
 // lost, and with it perhaps deltas. An answer that was awaited may be lost too.
 func (m *member) suspect(now time.Time) {
 	switch {
 	case m.synced:
 		m.unverified, m.why = true, "connection was lost"
 	case m.asked:
-		m.fail("connection was lost", now)
+		m.fail(&m.count.failed, "connection was lost", now)
 	}
 }
 
@@ -279,7 +280,7 @@ func (m *member) resync(why string, now time.Time) {
 func (m *member) malformed(k kind, now time.Time) {
 	switch {
 	case k == isChunk && m.asked:
-		m.fail("malformed snapshot", now)
+		m.fail(&m.count.failed, "malformed snapshot", now)
 	case k != isChunk && m.synced:
 		m.resync("malformed message", now)
 	}
@@ -322,25 +323,24 @@ func (m *member) ask(now time.Time) uint64 {
 // expire gives up a request that got no answer.
 func (m *member) expire(now time.Time) {
 	if m.asked && now.After(m.deadline) {
-		m.fail("no answer", now)
+		m.fail(&m.count.failed, "no answer", now)
 	}
 }
 
 // refused is the server's word that nobody listens for requests.
 func (m *member) refused(attempt uint64, now time.Time) {
 	if m.asked && attempt == m.attempt {
-		m.count.noResponders.Add(1)
-		m.fail("nobody answers for it", now)
+		m.fail(&m.count.noResponders, "nobody answers for it", now)
 	}
 }
 
-// fail ends a request without success.
-func (m *member) fail(why string, now time.Time) {
+// fail ends a request without success, which count is of.
+func (m *member) fail(count *atomic.Uint64, why string, now time.Time) {
+	count.Add(1)
 	m.abandon()
 	m.why = why
 	m.failures++
 	m.askAt = now.Add(m.pause())
-	m.count.failedSnapshots.Add(1)
 }
 
 // abandon ends a request, whatever became of it.
@@ -370,8 +370,7 @@ func (m *member) hold(d *pb.Delta, size int, now time.Time) {
 	}
 	size += changeWeight * len(d.GetChanges())
 	if len(m.waiting) >= maxHeld || m.bytes+size > maxHeldBytes || !m.weigh(size) {
-		m.count.overflows.Add(1)
-		m.fail("too many deltas while waiting", now)
+		m.fail(&m.count.overflows, "too many deltas while waiting", now)
 		return
 	}
 	m.waiting = append(m.waiting, d)
@@ -387,21 +386,20 @@ func (m *member) chunk(attempt uint64, c *pb.SnapshotChunk, size int, now time.T
 	}
 	s := &m.snapshot
 	if int(c.GetIndex()) != len(s.chunks) {
-		m.fail(fmt.Sprintf("snapshot chunk %d instead of %d", c.GetIndex(), len(s.chunks)), now)
+		m.fail(&m.count.failed, fmt.Sprintf("snapshot chunk %d instead of %d", c.GetIndex(), len(s.chunks)), now)
 		return
 	}
 	h := c.GetHeader()
 	if len(s.chunks) > 0 {
 		first := s.chunks[0].GetHeader()
 		if h.GetEpoch() != first.GetEpoch() || h.GetSequence() != first.GetSequence() || ruleOf(h.GetRule()) != ruleOf(first.GetRule()) {
-			m.fail("snapshot cut at two sequences", now)
+			m.fail(&m.count.failed, "snapshot cut at two sequences", now)
 			return
 		}
 	}
 	size += changeWeight * len(c.GetStored())
 	if s.bytes+size > maxSnapshot || !m.weigh(size) {
-		m.count.overflows.Add(1)
-		m.fail("snapshot too large, or too many at once", now)
+		m.fail(&m.count.overflows, "snapshot too large, or too many at once", now)
 		return
 	}
 	s.bytes += size
@@ -415,7 +413,7 @@ func (m *member) chunk(attempt uint64, c *pb.SnapshotChunk, size int, now time.T
 	}
 	if claim, err := protocol.ReadHeld(c.GetLanes()); err != nil || claim != s.held {
 		m.count.mismatches.Add(1)
-		m.fail("snapshot digest differs", now)
+		m.fail(&m.count.failed, "snapshot digest differs", now)
 		return
 	}
 	m.install(c, now)
@@ -521,16 +519,4 @@ func (m *member) typed(before, keys []uint64) ([]blockkey.Key, []blockkey.Key) {
 
 func ruleOf(r *pb.HitRule) fleet.HitRule {
 	return fleet.HitRule{Ends: r.GetEnds(), Dropped: int(r.GetDroppedBlocks()), DroppedToTheEnd: r.GetDroppedToTheEnd()}
-}
-
-func trustOf(t pb.Trust) fleet.Trust {
-	switch t {
-	case pb.Trust_TRUST_EXACT:
-		return fleet.Exact
-	case pb.Trust_TRUST_SYNCING:
-		return fleet.Syncing
-	case pb.Trust_TRUST_APPROXIMATE:
-		return fleet.Approximate
-	}
-	return fleet.Unknown
 }

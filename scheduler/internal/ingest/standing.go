@@ -42,7 +42,7 @@ type rivals struct {
 	logged bool
 }
 
-// heard takes the epoch of a heartbeat and tells when there are surely two who
+// step takes the epoch of a heartbeat and tells when there are surely two who
 // send them: once, until they were not noticed for a while.
 func (r *rivals) step(epoch uint64, now time.Time) bool {
 	went := epoch < r.epoch
@@ -67,7 +67,7 @@ func (r *rivals) step(epoch uint64, now time.Time) bool {
 // standsAt is the trust that lasts beyond a change that comes in parts or waits
 // for its proof, and the reason.
 func (m *member) standsAt() (fleet.Trust, string) {
-	switch trust := trustOf(m.trust); {
+	switch trust := fleet.TrustOf(int32(m.trust)); {
 	case trust == fleet.Unknown:
 		return trust, m.reason
 	case !m.synced:
@@ -79,7 +79,7 @@ func (m *member) standsAt() (fleet.Trust, string) {
 	}
 }
 
-// tellTrust says when a member's trust is another one than was said.
+// logTrust says when a member's trust is another one than was said.
 func (w *worker) logTrust(m *member) {
 	trust, reason := m.standsAt()
 	if m.said.known && m.said.trust == trust {
@@ -111,7 +111,7 @@ func (w *worker) logTrust(m *member) {
 	}
 }
 
-// tellHeard says what a heartbeat changes beside the trust.
+// logHeartbeat says what a heartbeat changes beside the trust.
 func (w *worker) logHeartbeat(m *member, h *pb.Heartbeat, now time.Time) {
 	s, log, info := &m.said, w.in.cfg.Log, h.GetInfo()
 	other := s.address
@@ -142,7 +142,7 @@ func (w *worker) logHeartbeat(m *member, h *pb.Heartbeat, now time.Time) {
 	}
 }
 
-// tell says that something is wrong, with what to do in the last two attributes,
+// logChange says that something is wrong, with what to do in the last two attributes,
 // or is right again.
 func logChange(log *slog.Logger, wrong bool, bad, good string, attributes ...any) {
 	if wrong {
@@ -152,7 +152,7 @@ func logChange(log *slog.Logger, wrong bool, bad, good string, attributes ...any
 	log.Info(good, attributes[:len(attributes)-2]...)
 }
 
-// tellSilent says which members have missed their heartbeats. Without the
+// logSilent says which members have missed their heartbeats. Without the
 // connection, or with heartbeats waiting here, it is not they who are silent.
 func (w *worker) logSilent(now time.Time) {
 	since := w.in.connected.Load()
@@ -161,11 +161,11 @@ func (w *worker) logSilent(now time.Time) {
 	}
 	w.swept = now
 	for _, m := range w.members {
-		heard := m.lastSeen
-		if heard.Before(*since) {
-			heard = *since
+		last := m.lastSeen
+		if last.Before(*since) {
+			last = *since
 		}
-		if m.said.silent || now.Sub(heard) <= missedBeats*m.said.interval {
+		if m.said.silent || now.Sub(last) <= missedBeats*m.said.interval {
 			continue
 		}
 		m.said.silent = true

@@ -35,14 +35,14 @@ type Stats struct {
 }
 
 type counters struct {
-	members, syncing, awaited                           atomic.Int64
-	deltas, heartbeats, chunks, keys                    atomic.Uint64
-	epochs, epochsBack                                  atomic.Uint64
-	repeated, ignored                                   atomic.Uint64
-	gaps, mismatches, resyncs                           atomic.Uint64
-	snapshots, failedSnapshots, noResponders, overflows atomic.Uint64
-	malformed, wrongVersion, wrongMember                atomic.Uint64
-	refusedMembers, verdicts, dropped                   atomic.Uint64
+	members, syncing, awaited                  atomic.Int64
+	deltas, heartbeats, chunks, keys           atomic.Uint64
+	epochs, epochsBack                         atomic.Uint64
+	repeated, ignored                          atomic.Uint64
+	gaps, mismatches, resyncs                  atomic.Uint64
+	snapshots, failed, noResponders, overflows atomic.Uint64
+	malformed, wrongVersion, wrongMember       atomic.Uint64
+	refusedMembers, verdicts, dropped          atomic.Uint64
 }
 
 // Stats returns the counts.
@@ -54,11 +54,11 @@ func (in *Ingest) Stats() Stats {
 		Epochs: c.epochs.Load(), EpochsBack: c.epochsBack.Load(),
 		Repeated: c.repeated.Load(), Ignored: c.ignored.Load(),
 		Gaps: c.gaps.Load(), Mismatches: c.mismatches.Load(), Resyncs: c.resyncs.Load(),
-		Snapshots: c.snapshots.Load(), FailedSnapshots: c.failedSnapshots.Load(),
-		NoResponders: c.noResponders.Load(), Overflows: c.overflows.Load(),
+		Snapshots: c.snapshots.Load(), NoResponders: c.noResponders.Load(), Overflows: c.overflows.Load(),
 		Malformed: c.malformed.Load(), WrongVersion: c.wrongVersion.Load(), WrongMember: c.wrongMember.Load(),
 		RefusedMembers: c.refusedMembers.Load(), Verdicts: c.verdicts.Load(), Dropped: c.dropped.Load(),
 	}
+	st.FailedSnapshots = c.failed.Load() + st.NoResponders + st.Overflows
 	if subscriptions := in.subscriptions.Load(); subscriptions != nil {
 		for _, s := range *subscriptions {
 			if n, err := s.Dropped(); err == nil {

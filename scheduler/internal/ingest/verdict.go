@@ -86,10 +86,10 @@ func (w *worker) refuseMember(name, why string, now time.Time) {
 	}
 }
 
-// tell says to the agent what is made of its member, when that is due.
+// publish says to the agent what is made of its member, when that is due.
 func (w *worker) publish(name string, now time.Time) {
 	v := w.strangers[name]
-	var p fleet.Picture
+	var p fleet.CacheState
 	if m := w.members[name]; m != nil {
 		v, p = &m.verdict, m.cacheState()
 	}
@@ -106,16 +106,16 @@ func (w *worker) publish(name string, now time.Time) {
 	if warning != "" && p.Reason != "" {
 		warning += "; "
 	}
-	w.say(name, &pb.Verdict{
+	w.send(name, &pb.Verdict{
 		Version: protocol.Version, Member: strings.ReplaceAll(name, ".", "_"),
 		Sender: w.in.sender, Scheduler: w.in.cfg.Name,
-		Trust: wireTrust(p.Trust), Reason: protocol.Shorten(protocol.MaxReason, warning+p.Reason), Refused: protocol.Shorten(protocol.MaxReason, v.refused),
+		Trust: pb.Trust(p.Trust.Wire()), Reason: protocol.Shorten(protocol.MaxReason, warning+p.Reason), Refused: protocol.Shorten(protocol.MaxReason, v.refused),
 		IntervalMs: uint32(protocol.VerdictEvery.Milliseconds()), Release: w.in.cfg.Release,
 	})
 }
 
-// say sends a verdict to the member, or on the tokens of who cannot be one.
-func (in *Ingest) say(name string, v *pb.Verdict) {
+// send sends a verdict to the member, or on the tokens of who cannot be one.
+func (in *Ingest) send(name string, v *pb.Verdict) {
 	data, err := proto.Marshal(v)
 	if err == nil {
 		err = in.cfg.Conn.Publish(in.subjects.Verdict(name), data)
@@ -125,16 +125,4 @@ func (in *Ingest) say(name string, v *pb.Verdict) {
 		return
 	}
 	in.count.verdicts.Add(1)
-}
-
-func wireTrust(t fleet.Trust) pb.Trust {
-	switch t {
-	case fleet.Exact:
-		return pb.Trust_TRUST_EXACT
-	case fleet.Syncing:
-		return pb.Trust_TRUST_SYNCING
-	case fleet.Approximate:
-		return pb.Trust_TRUST_APPROXIMATE
-	}
-	return pb.Trust_TRUST_UNKNOWN
 }

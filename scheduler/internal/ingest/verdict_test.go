@@ -190,7 +190,7 @@ func TestRefusalEndsWithItsOccasions(t *testing.T) {
 func TestVerdictsForEverybodyAreCheap(t *testing.T) {
 	w := newWorker(&Ingest{cfg: Config{Index: index.New(index.Config{}), Fleet: fleet.New(fleet.Config{})}})
 	sent := 0
-	w.say = func(_ string, v *pb.Verdict) { sent += proto.Size(v) }
+	w.send = func(_ string, v *pb.Verdict) { sent += proto.Size(v) }
 	for i := range 1000 {
 		name := fmt.Sprintf("ns_uid-%d_0", i)
 		w.members[name] = newMember(name, fleet.ID(i), w.in.cfg.Index, rand.New(rand.NewPCG(1, 1)), &w.in.count, start)

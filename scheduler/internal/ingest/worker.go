@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -19,7 +20,7 @@ const (
 	// not fit is dropped: its member sees a gap and starts over.
 	queueLength = 4096
 	queueBytes  = 64 << 20
-	// lookEvery is how often requests are sent and given up.
+	// pollEvery is how often requests are sent and given up.
 	pollEvery = 10 * time.Millisecond
 )
 
@@ -57,7 +58,7 @@ type worker struct {
 	reconnects uint64
 	swept      time.Time           // when silent members were last looked for
 	strangers  map[string]*verdict // refused, and no members
-	say        func(name string, v *pb.Verdict)
+	send       func(name string, v *pb.Verdict)
 }
 
 func newWorker(in *Ingest) *worker {
@@ -68,7 +69,7 @@ func newWorker(in *Ingest) *worker {
 		unsynced:  make(map[string]*member),
 		rng:       rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
 		strangers: make(map[string]*verdict),
-		say:       in.say,
+		send:      in.send,
 	}
 }
 
@@ -146,7 +147,7 @@ func (w *worker) handle(it item, now time.Time) {
 			w.in.cfg.Log.Info("member accepted again", "member", m.name)
 		}
 		w.logHeartbeat(m, h, now)
-		w.in.cfg.Fleet.Heard(m.id, info, loadOf(h.GetLoad(), now), now)
+		w.in.cfg.Fleet.Receive(m.id, info, loadOf(h.GetLoad(), now), now)
 		w.step(m, func() { m.heartbeat(h, now) })
 	case isDelta:
 		d, err := protocol.ReadDelta(it.data, it.name)
@@ -156,9 +157,13 @@ func (w *worker) handle(it item, now time.Time) {
 		}
 		c.deltas.Add(1)
 		w.step(m, func() {
+			before := m.sequence
 			m.delta(d, len(it.data), now)
-			if m.sequence == d.GetHeader().GetSequence() {
+			if sequence := d.GetHeader().GetSequence(); m.sequence == sequence {
 				m.trace = it.trace
+				if stamp := d.GetEventTimeUs(); stamp > 0 && before != sequence && w.in.cfg.Lag != nil {
+					w.in.cfg.Lag(time.Since(time.UnixMicro(int64(min(stamp, math.MaxInt64)))))
+				}
 			}
 		})
 	case isChunk:
@@ -212,7 +217,7 @@ func (w *worker) announce(it item, now time.Time) {
 	w.in.count.syncing.Add(1)
 	w.in.cfg.Log.Info("member announced", "member", it.name, "pod", info.Pod, "address", info.Address, "models", info.Models, "engine", info.EngineVersion)
 	w.logHeartbeat(m, h, now)
-	w.in.cfg.Fleet.Heard(id, info, loadOf(h.GetLoad(), now), now)
+	w.in.cfg.Fleet.Receive(id, info, loadOf(h.GetLoad(), now), now)
 	w.step(m, func() { m.heartbeat(h, now) })
 }
 
@@ -246,10 +251,10 @@ func (w *worker) step(m *member, do func()) {
 		}
 	}
 	w.logTrust(m)
-	w.in.cfg.Fleet.SetPicture(m.id, m.cacheState())
+	w.in.cfg.Fleet.SetCacheState(m.id, m.cacheState())
 }
 
-// look gives up requests without an answer, and sends those that are due, as
+// poll gives up requests without an answer, and sends those that are due, as
 // many as may be under way.
 func (w *worker) poll(now time.Time) {
 	w.checkConnection(now)
@@ -272,7 +277,7 @@ func (w *worker) poll(now time.Time) {
 		}
 		attempt := m.ask(now)
 		if err := w.in.ask(m.name, attempt); err != nil {
-			w.step(m, func() { m.fail("request not sent", now) })
+			w.step(m, func() { m.fail(&m.count.failed, "request not sent", now) })
 		}
 	}
 }

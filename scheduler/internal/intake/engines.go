@@ -63,9 +63,9 @@ const (
 	// hedgeByte for every byte.
 	hedgeAfter = 100 * time.Millisecond
 	hedgeByte  = time.Microsecond
-	// silent is how many such waits a prompt may take in all while nobody answers,
-	// where somebody has answered before. Then all of them hang, or are slower
-	// than ever: the next prompt waits longer, and the decision need not.
+	// silent is how many such waits a prompt may take in all while nobody answers.
+	// Then all of them hang, or are slower than ever: the next prompt waits longer,
+	// and the decision need not.
 	silent = 5
 	// distrust bounds a prompt that only engines can be asked for that failed
 	// lately.
@@ -77,7 +77,9 @@ const (
 // engines remembers what was learned about each address.
 type engines struct {
 	turn  atomic.Uint32 // spreads the work
-	usual atomic.Int64  // moving average of the nanoseconds to an answer
+	usual atomic.Int64  // moving average of the nanoseconds to an answer, or to none
+
+	answered atomic.Bool // anybody, ever
 
 	mu    sync.Mutex // guards known and what it points to
 	known map[string]*engine
@@ -114,14 +116,19 @@ func (e *engines) learn(address string, ep endpoint, o outcome) {
 	}
 }
 
-// took learns from the time to an answer.
+// took learns from the time to an answer: the first one is all that is known.
 func (e *engines) took(d time.Duration) {
-	was := e.usual.Load()
-	next := was + (int64(d)-was)/8
-	if was == 0 {
-		next = int64(d)
+	if !e.answered.Swap(true) {
+		e.usual.Store(int64(d))
+		return
 	}
-	e.usual.CompareAndSwap(was, next) // who loses says about the same
+	e.waited(d)
+}
+
+// waited learns from an answer, or from none in that time.
+func (e *engines) waited(d time.Duration) {
+	was := e.usual.Load()
+	e.usual.CompareAndSwap(was, was+(int64(d)-was)/8) // who loses says about the same
 }
 
 // hedge is how long to wait for one engine before another one is asked too.
@@ -217,7 +224,7 @@ func (i *Intake) ask(ctx context.Context, model string, d document) (*rendered, 
 	}
 	hedge := i.engines.hedge(len(d.render))
 	limit := silent * hedge
-	if trusted && i.engines.usual.Load() > 0 {
+	if trusted {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, limit, errSilent)
 		defer cancel()
@@ -268,7 +275,7 @@ func (i *Intake) ask(ctx context.Context, model string, d document) (*rendered, 
 	switch {
 	case last != nil:
 		if errors.Is(context.Cause(ctx), errSilent) {
-			i.engines.took(limit)
+			i.engines.waited(limit)
 		}
 		return nil, fmt.Errorf("no engine could turn the prompt into tokens: %w", last)
 	case d.tokenize == nil:

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"github.com/kvscout/kvscout/protocol/blockkey"
@@ -71,12 +72,9 @@ func (i *Intake) Keys(r Request, keys []uint64, blockSize uint32, length uint64)
 	if length > uint64(i.cfg.MaxTokens) {
 		return Prompt{}, tooLong(length, i.cfg.MaxTokens)
 	}
-	p := Prompt{Request: r, BlockSize: int(blockSize), Length: int(length), Keys: make([]blockkey.Key, len(keys))}
-	for n, k := range keys {
-		if k == 0 {
-			return Prompt{}, fmt.Errorf("block keys: key %d is 0, which is never a key: %w", n, ErrInvalid)
-		}
-		p.Keys[n] = blockkey.Key(k)
+	p := Prompt{Request: r, BlockSize: int(blockSize), Length: int(length), Keys: blockkey.Keys(keys)}
+	if n := slices.Index(keys, 0); n >= 0 {
+		return Prompt{}, fmt.Errorf("block keys: key %d is 0, which is never a key: %w", n, ErrInvalid)
 	}
 	// Items are part of the keys already.
 	p.Items = nil

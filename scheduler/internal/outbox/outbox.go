@@ -32,11 +32,11 @@ type Reservation struct {
 	// At is when it was made. Others get its age, so that only the difference
 	// to another reading of this process's clock counts.
 	At time.Time
-	// Amounts of the charge, with the mark of its session; its members and names
+	// Amounts of the reservation, with the mark of its session; its members and names
 	// are not sent.
 	Amounts fleet.Choice
-	// Marks are the keys of every predict.Stride-th block that will be held
-	// there, and are to be believed for TTL without an event.
+	// Marks, as in predict, are of blocks that will be held there, and are to be
+	// believed for TTL without an event.
 	Marks []blockkey.Key
 	TTL   time.Duration
 }
@@ -75,7 +75,7 @@ func (o *Outbox) Reserve(id fleet.Decision, c *fleet.Choice, keys []blockkey.Key
 	made := Reservation{
 		Decision: id,
 		Member:   c.Member.Info.Name,
-		Epoch:    c.Member.Picture.Epoch,
+		Epoch:    c.Member.CacheState.Epoch,
 		At:       now,
 		Amounts: fleet.Choice{
 			Uncached: c.Uncached, PrefillMS: c.PrefillMS, FirstTokenMS: c.FirstTokenMS, Cached: c.Cached,
@@ -94,9 +94,7 @@ func (o *Outbox) Reserve(id fleet.Decision, c *fleet.Choice, keys []blockkey.Key
 		return
 	}
 	from := len(p.marks)
-	for i := predict.Stride - 1; i < len(keys) && len(p.marks)-from < maxMarks && len(p.marks) < maxPendingMarks; i += predict.Stride {
-		p.marks = append(p.marks, keys[i])
-	}
+	p.marks = predict.Marks(p.marks, keys, min(maxMarks, maxPendingMarks-from))
 	made.Marks = p.marks[from:len(p.marks):len(p.marks)]
 	p.Reservations = append(p.Reservations, made)
 	o.wakeLocked()

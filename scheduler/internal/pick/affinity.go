@@ -34,8 +34,8 @@ type belonging struct {
 
 // affinity finds out where the request belongs, as far as the policy wants to
 // know that.
-func (p *Picker) affinity(m *making, r *Request, needs policy.Needs, now time.Time) {
-	m.ranking.round.Owner, m.ranking.round.Left, m.belongs.mark = -1, policy.Stayed, 0
+func (p *Picker) affinity(m *draft, r *Request, needs policy.Needs, now time.Time) {
+	m.round.Owner, m.round.Left, m.belongs.mark = -1, policy.Stayed, 0
 	switch {
 	case needs&policy.NeedsText != 0:
 		m.draw(p.textKey(m, r, now))
@@ -48,16 +48,16 @@ func (p *Picker) affinity(m *making, r *Request, needs policy.Needs, now time.Ti
 
 // draw lets every candidate draw for a key: rendezvous hashing. All schedulers
 // draw alike, and who leaves moves only what was its own.
-func (m *making) draw(key uint64) {
+func (m *draft) draw(key uint64) {
 	for i := range m.eligible.list {
-		m.ranking.round.Candidates[i].Draw = mix(key ^ m.eligible.list[i].seat.Hash)
+		m.round.Candidates[i].Draw = mix(key ^ m.eligible.list[i].row.Hash)
 	}
 }
 
 // recognise finds the owner of a conversation that has no name: who holds the
 // most of it, among those alike who served it last or is the first in line;
 // where nobody holds most of it, who served it last.
-func (p *Picker) recognise(m *making, r *Request) {
+func (p *Picker) recognise(m *draft, r *Request) {
 	// Members of other scopes have other marks: they are recognised by what
 	// they hold.
 	s := &m.keys.scopes[0]
@@ -70,21 +70,21 @@ func (p *Picker) recognise(m *making, r *Request) {
 		m.belongs.mark = m.belongs.marks[0]
 		m.draw(m.belongs.mark)
 	} else {
-		m.draw(withoutKey(r, m.ranking.round.Random))
+		m.draw(withoutKey(r, m.round.Random))
 	}
 	deepest, at := 1, -1
 	for i := range m.eligible.list {
 		c := &m.eligible.list[i]
 		switch n := c.cached() + c.has().predicted; {
 		case n > deepest,
-			n == deepest && at >= 0 && m.ranking.round.Candidates[i].Draw > m.ranking.round.Candidates[at].Draw:
+			n == deepest && at >= 0 && m.round.Candidates[i].Draw > m.round.Candidates[at].Draw:
 			deepest, at = n, i
 		}
 	}
 	if recognised*deepest < r.Prompt.length() {
 		at = -1
 	}
-	m.ranking.round.Owner = at
+	m.round.Owner = at
 	if id, ok := p.fleet.Recall(m.belongs.marks); ok && (at < 0 || m.holds(id, deepest)) {
 		m.own(id)
 	}
@@ -99,19 +99,19 @@ func conversationEnd(b int) int {
 	return b - b%predict.Stride
 }
 
-func (m *making) holds(id fleet.ID, tokens int) bool {
+func (m *draft) holds(id fleet.ID, tokens int) bool {
 	c := m.eligible.of(id)
 	return c != nil && c.cached()+c.has().predicted == tokens
 }
 
 // own makes a member the owner; one that is not among the candidates is gone.
-func (m *making) own(id fleet.ID) {
-	m.ranking.round.Owner = -1
+func (m *draft) own(id fleet.ID) {
+	m.round.Owner = -1
 	if int(id) < len(m.eligible.at) && m.eligible.at[id] != 0 {
-		m.ranking.round.Owner = int(m.eligible.at[id] - 1)
+		m.round.Owner = int(m.eligible.at[id] - 1)
 		return
 	}
-	m.ranking.round.Left = policy.Gone
+	m.round.Left = policy.Gone
 }
 
 // The beginnings of a prompt that have keys: so many characters, or so many
@@ -120,7 +120,7 @@ var beginnings = [...]int{100, 500, 1000}
 
 // textKey is the key of the longest beginning of the prompt that was seen
 // lately, else of the longest: schedulers that have not seen it agree.
-func (p *Picker) textKey(m *making, r *Request, now time.Time) uint64 {
+func (p *Picker) textKey(m *draft, r *Request, now time.Time) uint64 {
 	m.belongs.texts = m.belongs.texts[:0]
 	prompt := &r.Prompt
 	switch {
@@ -142,12 +142,12 @@ func (p *Picker) textKey(m *making, r *Request, now time.Time) uint64 {
 			m.belongs.texts = append(m.belongs.texts, uint64(prompt.Keys[at]))
 		}
 	default:
-		return m.ranking.round.Random
+		return m.round.Random
 	}
 	for i, k := range m.belongs.texts {
 		m.belongs.texts[i] = scopeKey(r, blockkey.Key(k))
 	}
-	return p.seen.longest(m.belongs.texts, now)
+	return p.recent.longest(m.belongs.texts, now)
 }
 
 // scopeKey roots a key in what the request asks for, so that equal prompts to

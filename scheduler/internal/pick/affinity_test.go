@@ -276,7 +276,7 @@ func TestBrokenSessionsAreCountedByReason(t *testing.T) {
 			if m.ID == id {
 				l.Running, l.KVUsage = running, usage
 			}
-			b.fleet.Heard(m.ID, *m.Info, &l, now)
+			b.fleet.Receive(m.ID, *m.Info, &l, now)
 		}
 	}
 	now = now.Add(time.Second)

@@ -11,9 +11,9 @@ import (
 
 // cached is how much of the prompt the candidates have.
 type cached struct {
-	prefixes []share // of those that have something; candidates point to them
-	ideal    int     // longest prefix in tokens that any member has, candidate or not
-	feasible int     // longest that a candidate has
+	prefixes []prefix // of those that have something; candidates point to them
+	ideal    int      // longest prefix in tokens that any member has, candidate or not
+	feasible int      // longest that a candidate has
 
 	held index.Answer
 	ends []index.End
@@ -22,38 +22,39 @@ type cached struct {
 
 func (h *cached) release() { h.prefixes, h.ideal, h.feasible = h.prefixes[:0], 0, 0 }
 
-// share is what a candidate has of the prompt.
-type share struct {
+// prefix is what a candidate has of the prompt.
+type prefix struct {
 	depth [index.Lanes]int // leading blocks that it holds
 	least bool             // what is credited is a lower bound
 	end   int              // blocks to where a hit ends; only where the member's rule has ends
 	// cached tokens by tier, and those beyond that are only predicted
 	gpu, host, disk, predicted int
+	promised                   int  // tokens that it holds, before reports are heeded
 	sent                       int  // tokens that went there before, and may still be there
 	assumed                    bool // predicted stands on what was sent
 	last                       bool // predicted stands on the last known cache state
 }
 
-func (s *share) cached() int { return s.gpu + s.host + s.disk }
+func (p *prefix) cached() int { return p.gpu + p.host + p.disk }
 
 // none of the prompt; not to be changed.
-var none share
+var none prefix
 
 // has is what the candidate has of the prompt; not to be changed.
-func (c *candidate) has() *share {
-	if c.share == nil {
+func (c *candidate) has() *prefix {
+	if c.prefix == nil {
 		return &none
 	}
-	return c.share
+	return c.prefix
 }
 
 // of is the candidate's, to be changed.
-func (h *cached) of(c *candidate) *share {
-	if c.share == nil {
-		h.prefixes = append(h.prefixes, share{}) // never beyond its capacity: see match
-		c.share = &h.prefixes[len(h.prefixes)-1]
+func (h *cached) of(c *candidate) *prefix {
+	if c.prefix == nil {
+		h.prefixes = append(h.prefixes, prefix{}) // never beyond its capacity: see match
+		c.prefix = &h.prefixes[len(h.prefixes)-1]
 	}
-	return c.share
+	return c.prefix
 }
 
 func (c *candidate) cached() int { return c.has().cached() }
@@ -109,7 +110,7 @@ func (p *Picker) search(h *cached, e *eligible, s *scope, at int, r *Request, no
 		}
 	}
 	for _, m := range sent.Found {
-		if c := e.of(fleet.ID(m.Member)); c != nil && int(c.scope) == at && c.member.Picture.Epoch == m.Epoch {
+		if c := e.of(fleet.ID(m.Member)); c != nil && int(c.scope) == at && c.member.CacheState.Epoch == m.Epoch {
 			h.foresee(c, m.Depth, length, s.BlockSize)
 		}
 	}
@@ -127,8 +128,8 @@ func (p *Picker) search(h *cached, e *eligible, s *scope, at int, r *Request, no
 func (p *Picker) findEnds(h *cached, e *eligible, s *scope, at, length int) {
 	h.ends = h.ends[:0]
 	for m, depth := range h.held.All() {
-		if c := e.of(fleet.ID(m.Member())); c != nil && int(c.scope) == at && m.On(index.LaneGPU) && c.member.Picture.Rule.Ends {
-			limit := min(int(depth), c.member.Picture.Rule.Limit(length, s.BlockSize))
+		if c := e.of(fleet.ID(m.Member())); c != nil && int(c.scope) == at && m.On(index.LaneGPU) && c.member.CacheState.Rule.Ends {
+			limit := min(int(depth), c.member.CacheState.Rule.Limit(length, s.BlockSize))
 			h.ends = append(h.ends, index.End{Member: m.Member(), Limit: uint32(max(limit, 0))})
 		}
 	}
@@ -137,6 +138,6 @@ func (p *Picker) findEnds(h *cached, e *eligible, s *scope, at, length int) {
 	}
 	p.index.Ends(s.keys, h.ends)
 	for _, end := range h.ends {
-		e.of(fleet.ID(end.Member)).share.end = int(end.Blocks)
+		e.of(fleet.ID(end.Member)).prefix.end = int(end.Blocks)
 	}
 }

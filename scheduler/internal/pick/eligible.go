@@ -12,41 +12,40 @@ import (
 
 // eligible are the members that may serve a request.
 type eligible struct {
-	view *fleet.View
-	list []candidate
-	at   []int32 // by member number: its place in list plus one
-	// doubt that all of them are under: nobody better is left.
-	doubt     doubt
-	only, not names // Request.Candidates and Exclude
+	view      *fleet.View
+	list      []candidate
+	at        []int32 // by member number: its place in list plus one
+	only, not names   // Request.Candidates and Exclude
 }
 
 // candidate is one eligible member. The steps that follow add what they find
 // out.
 type candidate struct {
-	seat    *fleet.Seat
-	member  *fleet.Member // of the seat
+	row     *fleet.Row
+	member  *fleet.Member // of the row
 	adapter string
-	doubt   doubt
+	health  health
+	hidden  bool // what it holds of such a prompt is not told
 
 	scope    int32        // by keys: in scopes; -1: its blocks have no keys here
-	share    *share       // by cached: what it has of the prompt; nil: nothing
+	prefix   *prefix      // by cached: what it has of the prompt; nil: nothing
 	speed    *learn.Speed // by ranking, as what follows
 	requests int32        // at the engine, as believed when scored
 }
 
-// doubt says why a candidate should rather not be chosen.
-type doubt uint8
+// health says why a candidate should rather not be chosen.
+type health uint8
 
 const (
-	sound   doubt = iota
-	failing       // callers reported failures
-	lost          // silent, or out of its agent's reach
+	healthy     health = iota
+	failing            // callers reported failures
+	unreachable        // silent, or out of its agent's reach
 )
 
 func (e *eligible) release() {
 	clear(e.at)
 	clear(e.list) // members that left are not to be kept, and zeros are filled in
-	e.list, e.view, e.doubt = e.list[:0], nil, sound
+	e.list, e.view = e.list[:0], nil
 	e.only.release()
 	e.not.release()
 }
@@ -70,14 +69,14 @@ func (e *eligible) filter(r *Request, view *fleet.View, now time.Time) error {
 		return fmt.Errorf("model %q: %w; served are %s", r.Model, ErrModel, listed(view.Names()))
 	}
 	before, anyFailing := view.Since(view.SilentBefore(now)), view.Failing()
-	doubtOf := func(s *fleet.Seat) doubt {
+	healthOf := func(s *fleet.Row) health {
 		switch {
-		case s.Unreachable || s.Heard < before:
-			return lost
+		case s.Unreachable || s.LastHeartbeat < before:
+			return unreachable
 		case anyFailing && !s.Member.Failing().Until(now).IsZero():
 			return failing
 		}
-		return sound
+		return healthy
 	}
 	lists := len(r.Candidates)+len(r.Exclude) > 0 || r.not != nil
 	e.only.add(r.Candidates)
@@ -86,15 +85,15 @@ func (e *eligible) filter(r *Request, view *fleet.View, now time.Time) error {
 	if missing := view.IDs() - len(e.at); missing > 0 {
 		e.at = append(e.at, make([]int32, missing)...)
 	}
-	least, most := lost, sound
+	best, worst := unreachable, healthy
 	length, tooLong := 0, r.Prompt.length() > view.ShortestContext()
 	if tooLong {
 		length = r.Prompt.length()
 	}
 	var served, asleep, unlisted, excluded, short, longest int
 	for _, s := range services {
-		seat := &view.Seats[s.Position]
-		m := seat.Member
+		row := &view.Rows[s.Position]
+		m := row.Member
 		adapter := r.Adapter
 		switch {
 		case s.Adapter && (adapter == "" || adapter == r.Model):
@@ -117,27 +116,26 @@ func (e *eligible) filter(r *Request, view *fleet.View, now time.Time) error {
 			longest = max(longest, m.Info.MaxModelLen)
 			continue
 		}
-		if seat.Sleeping {
+		if row.Sleeping {
 			asleep++
 			continue
 		}
-		d := doubtOf(seat)
-		least, most = min(least, d), max(most, d)
+		d := healthOf(row)
+		best, worst = min(best, d), max(worst, d)
 		// In place, where zeros are: a literal would be made elsewhere and copied.
 		e.list = e.list[:len(e.list)+1]
 		c := &e.list[len(e.list)-1]
-		c.seat, c.member, c.adapter, c.scope, c.doubt = seat, m, adapter, -1, d
-		e.at[seat.ID] = int32(len(e.list))
+		c.row, c.member, c.adapter, c.scope, c.health = row, m, adapter, -1, d
+		e.at[row.ID] = int32(len(e.list))
 	}
 	// A candidate that is failing or silent is better than none.
-	e.doubt = least
-	if least < most {
+	if best < worst {
 		clear(e.at)
 		kept := e.list[:0]
 		for i := range e.list {
-			if c := &e.list[i]; c.doubt == least {
+			if c := &e.list[i]; c.health == best {
 				kept = append(kept, *c)
-				e.at[c.seat.ID] = int32(len(kept))
+				e.at[c.row.ID] = int32(len(kept))
 			}
 		}
 		clear(e.list[len(kept):])

@@ -129,7 +129,7 @@ func TestSilentAndSleepingAreNotChosen(t *testing.T) {
 		t.Errorf("a silent one is better than none: %s", first(d))
 	}
 	info := *b.fleet.View().Member(m1).Info
-	b.fleet.Heard(m1, info, &fleet.Load{At: now.Add(1), Sleeping: true, Running: 0, Waiting: 0, Totals: fleet.NoTotals()}, now.Add(1))
+	b.fleet.Receive(m1, info, &fleet.Load{At: now.Add(1), Sleeping: true, Running: 0, Waiting: 0, Totals: fleet.NoTotals()}, now.Add(1))
 	if d := b.pickAt(Request{Prompt: tokens(le)}, now.Add(1)); first(d) != "m0" {
 		t.Errorf("m1 sleeps: %s", first(d))
 	}

@@ -16,11 +16,10 @@ type ranking struct {
 	scores    []float64
 	order     []int32            // the best first; see sorted
 	gauges    bool               // load goes by the engines' samples
-	now       time.Duration      // by View.Since
-	admission *Room              // nil: the request may not wait
+	admission *Admission         // nil: the request may not wait
 	last      fleet.ID           // member of the session's last request
 	known     bool               // there is one
-	groups    []*profile.Profile // by policy.Fit.Group
+	groups    []*profile.Profile // by policy.SLO.Group
 	choosing
 }
 
@@ -32,7 +31,7 @@ func (k *ranking) release() {
 // gather fills the round with what does not change while the fleet is locked.
 func (p *Picker) gather(k *ranking, e *eligible, r *Request, random uint64, now time.Time) {
 	n, length, view := len(e.list), r.Prompt.length(), e.view
-	k.admission, k.round.Random = r.Room, random
+	k.admission, k.round.Random = r.Admission, random
 	k.round.Reuse = p.estimates.Caches.Reuse()
 	k.round.Moved = false
 	k.round.Output, k.round.Length = float64(r.ExpectedOutput), length
@@ -40,15 +39,14 @@ func (p *Picker) gather(k *ranking, e *eligible, r *Request, random uint64, now 
 	k.round.Costs = slices.Grow(k.round.Costs[:0], n)[:n]
 	k.scores = slices.Grow(k.scores[:0], n)[:n]
 	k.gauges = true
-	k.now = view.Since(now)
 	fresh, speeds := view.Since(view.FreshSince(now)), p.estimates.Speeds.Fitted()
 	held := p.estimates.Caches.Held()
 	var busy, known float64
 	for i := range e.list {
 		c := &e.list[i]
-		seat, has := c.seat, c.has()
-		c.speed = speeds.Of(seat.ID, seat.Hash)
-		k.gauges = k.gauges && seat.Running >= 0 && seat.Sampled >= fresh
+		row, has := c.row, c.has()
+		c.speed = speeds.Of(row.ID, row.Hash)
+		k.gauges = k.gauges && row.Running >= 0 && row.Sampled >= fresh
 		if c.speed.Busy >= 0 {
 			busy += c.speed.Busy
 			known++
@@ -61,9 +59,9 @@ func (p *Picker) gather(k *ranking, e *eligible, r *Request, random uint64, now 
 			at.Uncached = int(c.speed.PromptTokens) // a mean request
 		}
 		at.Speed = c.speed
-		at.BlockSize = seat.BlockSize
-		at.Capacity = seat.Blocks * seat.BlockSize
-		at.Spare = held.Spare(seat)
+		at.BlockSize = row.BlockSize
+		at.Capacity = row.Blocks * row.BlockSize
+		at.Spare = held.Spare(row)
 		at.Sent = has.sent
 		at.Draw, at.History = 0, nil
 	}

@@ -57,9 +57,11 @@ func (k *keys) cut(r *Request, list []candidate) error {
 	}
 	unknown := 0
 	var last *candidate
+	extras := r.Salt != "" || len(r.Items) > 0
 	for i := range list {
 		c := &list[i]
-		size := c.seat.BlockSize
+		c.hidden = extras && c.member.Info.HidesExtras
+		size := c.row.BlockSize
 		switch {
 		case size <= 0:
 			unknown++
@@ -73,12 +75,12 @@ func (k *keys) cut(r *Request, list []candidate) error {
 				s.given, s.BlockSize, s.keys, s.blocks = true, size, prompt.Keys, len(prompt.Keys)
 			}
 			c.scope = 0
-		case last != nil && last.seat.BlockSize == size && last.seat.Model == c.seat.Model && last.adapter == c.adapter:
+		case last != nil && last.row.BlockSize == size && last.row.Model == c.row.Model && last.adapter == c.adapter:
 			c.scope = last.scope
 		default:
 			last = c
 			c.scope = k.scopeOf(blockkey.Scope{
-				Model: c.seat.Model, Adapter: c.adapter, Salt: r.Salt, BlockSize: size,
+				Model: c.row.Model, Adapter: c.adapter, Salt: r.Salt, BlockSize: size,
 			}, prompt.length()/size)
 		}
 	}

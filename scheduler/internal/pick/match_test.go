@@ -94,25 +94,33 @@ func TestHitsFollowTheEnginesRule(t *testing.T) {
 		for _, e := range c.ends {
 			b.index.MarkEnds(index.Member(id), blockkey.Before(keys, e-1), uint32(e-1), keys[e-1:e])
 		}
-		b.fleet.SetPicture(id, fleet.Picture{Trust: fleet.Exact, Epoch: 1, Rule: c.rule})
+		b.fleet.SetCacheState(id, fleet.CacheState{Trust: fleet.Exact, Epoch: 1, Rule: c.rule})
 		if got := b.pick(Request{Prompt: tokens(le)}).Candidates[0].Cached; got != (Cached{GPU: c.want}) {
 			t.Errorf("%s: %+v, want %d", c.name, got, c.want)
 		}
 	}
 }
 
-// What outside GPU memory may count for one block more is no exact number.
-func TestWholeBlocksOutsideTheGPUAreALowerBound(t *testing.T) {
-	b := newBed(t)
-	id := b.join("m")
+// Of a prompt of whole blocks that an engine with a tier below the GPU holds, it
+// may find the last one, too, also where all of it is in GPU memory.
+func TestWholeBlocksAreALowerBoundWhereAnEngineOffloads(t *testing.T) {
 	le := prompt(1, 0, 96)
-	b.hold(id, index.LaneHost, le, 6)
-	b.hold(id, index.LaneDisk, le, 6)
-	b.fleet.SetPicture(id, fleet.Picture{Trust: fleet.Exact, Epoch: 1, Held: [3]uint64{0, 6, 6}})
-	for length, want := range map[int]fleet.Trust{96: fleet.Approximate, 95: fleet.Exact} {
-		d := b.pick(Request{Prompt: tokens(le[:4*length])})
-		if got := d.Candidates[0]; got.Trust != want || got.Cached.Known() != 80 {
-			t.Errorf("%d tokens: %+v", length, got)
+	for _, lane := range []index.Lane{index.LaneGPU, index.LaneHost} {
+		for _, offloads := range []bool{true, false} {
+			b := newBed(t)
+			id := b.joinAs(fleet.Info{Name: "m", Models: []string{"model"}, BlockSize: 16, Offloads: offloads})
+			for l := lane; l <= index.LaneDisk; l++ {
+				b.hold(id, l, le, 6)
+			}
+			for length, want := range map[int]fleet.Trust{96: fleet.Approximate, 95: fleet.Exact} {
+				if !offloads {
+					want = fleet.Exact
+				}
+				d := b.pick(Request{Prompt: tokens(le[:4*length])})
+				if got := d.Candidates[0]; got.Trust != want || got.Cached.Known() != 80 {
+					t.Errorf("lane %d, offloads %v, %d tokens: %+v", lane, offloads, length, got)
+				}
+			}
 		}
 	}
 }

@@ -46,13 +46,13 @@ func (b *bed) joinAs(info fleet.Info) fleet.ID {
 	if info.Heartbeat == 0 {
 		info.Heartbeat = time.Hour // most tests are not about who is heard
 	}
-	b.fleet.Heard(id, info, nil, t0)
-	b.fleet.SetPicture(id, fleet.Picture{Trust: fleet.Exact, Epoch: 1})
+	b.fleet.Receive(id, info, nil, t0)
+	b.fleet.SetCacheState(id, fleet.CacheState{Trust: fleet.Exact, Epoch: 1})
 	return id
 }
 
 func (b *bed) trust(id fleet.ID, t fleet.Trust) {
-	b.fleet.SetPicture(id, fleet.Picture{Trust: t, Epoch: 1})
+	b.fleet.SetCacheState(id, fleet.CacheState{Trust: t, Epoch: 1})
 }
 
 // hold stores the first blocks of a prompt for a member.
@@ -78,7 +78,7 @@ func (b *bed) gpu(id fleet.ID, tokens []byte, blocks int) {
 
 func (b *bed) load(id fleet.ID, running, waiting int, now time.Time) {
 	m := b.fleet.View().Member(id)
-	b.fleet.Heard(id, *m.Info, &fleet.Load{
+	b.fleet.Receive(id, *m.Info, &fleet.Load{
 		At: now, Running: running, Waiting: waiting, KVUsage: math.NaN(), Totals: fleet.NoTotals(),
 	}, now)
 }

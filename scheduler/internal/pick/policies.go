@@ -11,6 +11,54 @@ import (
 	"github.com/kvscout/kvscout/scheduler/internal/policy"
 )
 
+// Policies that a picker uses. They can be changed while it runs.
+type Policies struct {
+	// Policy for requests that name none; policy.Default when empty.
+	Policy string
+	// Allowed names what requests may name besides Policy and Shadow, without
+	// parameters, which they may choose; empty: every policy.
+	Allowed []string
+	// Shadow is asked about the same requests and does not decide; empty: none.
+	Shadow string
+	// Targets of requests that have none and whose profile has none.
+	Targets policy.Targets
+	// Disaggregate from so many tokens on that the member that is to decode
+	// would have to compute; 0: never.
+	Disaggregate int
+	// PullMS is the time in ms that a token takes from one member to another;
+	// 0: members do not pull.
+	PullMS float64
+}
+
+// Check says whether there are such policies.
+func (p Policies) Check() error {
+	if _, err := policy.Named(p.Policy); err != nil {
+		return err
+	}
+	if _, err := policy.Named(p.Shadow); err != nil {
+		return fmt.Errorf("shadow: %w", err)
+	}
+	for _, name := range p.Allowed {
+		pol, err := policy.Named(name)
+		if err == nil && pol.Name != name {
+			err = fmt.Errorf("%.80q: want the name of a policy without parameters", name)
+		}
+		if err != nil {
+			return fmt.Errorf("allowed: %w", err)
+		}
+	}
+	return nil
+}
+
+// Use changes the policies for requests that come from now on.
+func (p *Picker) Use(policies Policies) error {
+	if err := policies.Check(); err != nil {
+		return err
+	}
+	p.usual.Store(&policies)
+	return nil
+}
+
 // maxPolicies bounds the policies with parameters that are kept ready.
 const maxPolicies = 64
 

@@ -13,7 +13,7 @@ import (
 
 // Decision is the answer to a request.
 type Decision struct {
-	// ID to name in Report; empty when nothing was charged.
+	// ID to name in Report; empty when nothing was reserved.
 	ID string
 	// Candidates, best first, at most as many as asked for.
 	Candidates []Candidate
@@ -53,7 +53,7 @@ type Candidate struct {
 	Adapter string
 	Cached  Cached
 	// Belief in what this answer says of the member's cache: that in its
-	// picture, or APPROXIMATE where what was sent there stands in for it.
+	// cache state, or APPROXIMATE where what was sent there stands in for it.
 	fleet.Belief
 	// Uncached tokens have to be computed.
 	Uncached int
@@ -71,13 +71,13 @@ type Candidate struct {
 // Cached is the usable prefix in tokens by where it lies. Host and Disk are
 // what comes beyond the tiers before; Predicted what is believed there beyond all
 // that is known: sent by an earlier decision and confirmed by no event, or in the
-// last known picture.
+// last known cache state.
 type Cached struct{ GPU, Host, Disk, Predicted int }
 
-// Known is what the picture of the cache promises.
+// Known is what the cache state of the cache promises.
 func (c Cached) Known() int { return c.GPU + c.Host + c.Disk }
 
-func (m *making) receipt(r *Request, pol policy.Policy, now time.Time) *Decision {
+func (m *draft) receipt(r *Request, pol policy.Policy, now time.Time) *Decision {
 	top := r.top()
 	order := m.sorted(top)
 	if top > 0 && top < len(order) {
@@ -91,13 +91,13 @@ func (m *making) receipt(r *Request, pol policy.Policy, now time.Time) *Decision
 		Model:          r.Model,
 		Number:         len(m.eligible.list),
 		PromptTokens:   length,
-		EnginePriority: priority(now, m.ranking.round.Costs[m.ranking.best]),
-		ExpectedOutput: int(m.ranking.round.Output),
+		EnginePriority: priority(now, m.round.Costs[m.best]),
+		ExpectedOutput: int(m.round.Output),
 		SlackMS:        math.NaN(),
 		Stale:          m.eligible.view.Stale(now),
 	}
-	if m.ranking.best < len(m.ranking.round.Fits) {
-		d.SlackMS = m.ranking.round.Fits[m.ranking.best].SlackMS
+	if m.best < len(m.round.SLOs) {
+		d.SlackMS = m.round.SLOs[m.best].SlackMS
 	}
 	for i, at := range order {
 		c := &m.eligible.list[at]
@@ -106,8 +106,8 @@ func (m *making) receipt(r *Request, pol policy.Policy, now time.Time) *Decision
 			Member:  c.member,
 			Adapter: c.adapter,
 			Cached:  Cached{has.gpu, has.host, has.disk, has.predicted},
-			Cost:    m.ranking.round.Costs[at],
-			Age:     max(0, now.Sub(c.member.Heard)),
+			Cost:    m.round.Costs[at],
+			Age:     max(0, now.Sub(c.member.LastHeartbeat)),
 			LoadAge: -1,
 		}
 		a.Belief = c.believe(m.eligible.view, now)
@@ -148,8 +148,8 @@ const (
 	AllFailing
 	// AllLost: every candidate is silent or out of its agent's reach.
 	AllLost
-	// NobodyHeard: this is the last that was known of anybody.
-	NobodyHeard
+	// NoHeartbeats: this is the last that was known of anybody.
+	NoHeartbeats
 )
 
 // Fallback is all that the answer lacks in one sentence; empty: nothing.
@@ -162,14 +162,14 @@ func (d *Decision) Fallback() string {
 }
 
 // fallbacks names what the answer lacks.
-func (m *making) fallbacks(r *Request, pol policy.Policy, now time.Time) (lacks []Fallback) {
+func (m *draft) fallbacks(r *Request, pol policy.Policy, now time.Time) (lacks []Fallback) {
 	view := m.eligible.view
 	lack := func(kind FallbackKind, text string) { lacks = append(lacks, Fallback{kind, text}) }
 	instead := ": load only"
 	if pol.Needs&policy.NeedsText != 0 {
 		instead = ": by the beginning of the prompt"
 	}
-	best := &m.eligible.list[m.ranking.best]
+	best := &m.eligible.list[m.best]
 	belief := best.believe(view, now)
 	switch {
 	case len(r.Prompt.Tokens) == 0 && r.Prompt.BlockSize == 0:
@@ -183,26 +183,26 @@ func (m *making) fallbacks(r *Request, pol policy.Policy, now time.Time) (lacks 
 	case belief.Trust == fleet.Exact:
 	case best.has().assumed:
 		of := view.Believe(best.member, now).Trust
-		lack(Assumed, "picture of the first is "+of.String()+": what was sent there stands for it")
+		lack(Assumed, "cache state of the first is "+of.String()+": what was sent there stands for it")
 	case m.eligible.blind(now):
-		lack(NoState, "no picture of any candidate: load and earlier decisions only")
-	case best.has().last:
-		lack(NotExact, "picture of the first is "+belief.Trust.String()+": "+belief.Reason)
+		lack(NoState, "no cache state of any candidate: load and earlier decisions only")
+	case belief.Reason != "":
+		lack(NotExact, "cache state of the first is "+belief.Trust.String()+": "+belief.Reason)
 	default:
-		lack(NotExact, "picture of the first is "+belief.Trust.String())
+		lack(NotExact, "cache state of the first is "+belief.Trust.String())
 	}
 	if m.keys.misfits > 0 {
 		lack(OtherBlockSize, fmt.Sprintf("keys for blocks of %d tokens do not fit %d of %d candidates",
 			r.Prompt.BlockSize, m.keys.misfits, len(m.eligible.list)))
 	}
-	if m.eligible.doubt == failing {
+	switch best.health { // that of all of them: see filter
+	case failing:
 		lack(AllFailing, "every candidate failed lately by report: the best of them")
-	}
-	if m.eligible.doubt == lost {
+	case unreachable:
 		lack(AllLost, "every candidate is silent or out of its agent's reach: the best of them")
 	}
 	if view.Stale(now) {
-		lack(NobodyHeard, "no member is heard: last known state")
+		lack(NoHeartbeats, "no heartbeat of any member: last known state")
 	}
 	return lacks
 }
@@ -227,23 +227,23 @@ func (y Why) String() string {
 	return [...]string{"cost", "near", "session", "only", "policy"}[y]
 }
 
-func (m *making) why(pol policy.Policy) Why {
+func (m *draft) why(pol policy.Policy) Why {
 	switch {
 	case len(m.eligible.list) == 1:
 		return WhyOnly
 	case !pol.Times:
 		return WhyPolicy
-	case m.ranking.sticky && m.ranking.near > 1:
+	case m.sticky && m.near > 1:
 		return WhySession
-	case m.ranking.near > 1:
+	case m.near > 1:
 		return WhyNear
 	}
 	return WhyCost
 }
 
 // reason says in one sentence why the best is the best.
-func (m *making) reason(length int, pol policy.Policy) string {
-	c, cost := &m.eligible.list[m.ranking.best], &m.ranking.round.Costs[m.ranking.best]
+func (m *draft) reason(length int, pol policy.Policy) string {
+	c, cost := &m.eligible.list[m.best], &m.round.Costs[m.best]
 	has := c.has()
 	b := make([]byte, 0, 256)
 	b = append(b, c.member.Info.Name...)
@@ -275,20 +275,20 @@ func (m *making) reason(length int, pol policy.Policy) string {
 		b = append(b, pol.Name...)
 	case WhySession:
 		b = append(b, "; last member of the session among "...)
-		b = strconv.AppendInt(b, int64(m.ranking.near), 10)
+		b = strconv.AppendInt(b, int64(m.near), 10)
 		b = append(b, " as good"...)
 	case WhyNear:
 		b = append(b, "; one of "...)
-		b = strconv.AppendInt(b, int64(m.ranking.near), 10)
+		b = strconv.AppendInt(b, int64(m.near), 10)
 		b = append(b, " as good"...)
 	default:
-		next := m.ranking.order[1]
+		next := m.order[1]
 		b = append(b, "; next is "...)
 		b = append(b, m.eligible.list[next].member.Info.Name...)
 		b = append(b, " with "...)
 		b = strconv.AppendInt(b, int64(m.eligible.list[next].cached()), 10)
 		b = append(b, " cached, "...)
-		b = appendMS(b, m.ranking.round.Costs[next].FirstToken())
+		b = appendMS(b, m.round.Costs[next].FirstToken())
 	}
 	return string(b)
 }

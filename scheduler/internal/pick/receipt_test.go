@@ -58,7 +58,7 @@ func TestGoldenDecisions(t *testing.T) {
 		}
 		for _, c := range d.Candidates {
 			fmt.Fprintf(&out, "  %-4s %-11s gpu %5d host %5d disk %5d under way %5d uncached %5d  total %8.2f = wait %7.2f load %6.2f prefill %7.2f miss %7.2f evict %6.2f decode %6.2f  running %d waiting %d\n",
-				c.Member.Info.Name, c.Member.Picture.Trust, c.Cached.GPU, c.Cached.Host, c.Cached.Disk, c.Cached.Predicted, c.Uncached,
+				c.Member.Info.Name, c.Member.CacheState.Trust, c.Cached.GPU, c.Cached.Host, c.Cached.Disk, c.Cached.Predicted, c.Uncached,
 				c.Cost.Total, c.Cost.Wait, c.Cost.Load, c.Cost.Prefill, c.Cost.Miss, c.Cost.Evict, c.Cost.Decode, c.Running, c.Waiting)
 		}
 	}

@@ -60,20 +60,20 @@ type Request struct {
 	// Elapsed is the time since it came.
 	Targets policy.Targets
 	Elapsed time.Duration
-	// Room, if set, makes Pick fail with a Full where the first candidate should
+	// Admission, if set, makes Pick fail with a NoRoom where the first candidate should
 	// not get the request yet.
-	Room *Room
+	Admission *Admission
 	// Top limits the ranked list; 0: 3, negative: all.
 	Top int
-	// Reserve charges the request to the first of the list.
+	// Reserve makes a reservation on the first of the list.
 	Reserve bool
 
 	not    *fleet.Role   // members of this role are not meant; nil: all are
 	decode *fleet.Member // that decodes what the first prefills; nil: the first
 }
 
-// Room says what stands before a request that may wait.
-type Room struct {
+// Admission says what stands before a request that may wait.
+type Admission struct {
 	// BudgetMS is the prefill that a member may have before and with the
 	// request.
 	BudgetMS float64
@@ -87,8 +87,8 @@ type Room struct {
 	Among *[]fleet.ID
 }
 
-// Full says that the request should wait.
-type Full struct {
+// NoRoom says that the request should wait.
+type NoRoom struct {
 	// Member that it waits for, and what it adds to what waits there.
 	Member fleet.ID
 	Adds   fleet.Ahead
@@ -96,7 +96,7 @@ type Full struct {
 	SlackMS float64
 }
 
-func (f *Full) Error() string { return "no candidate has room now" }
+func (f *NoRoom) Error() string { return "no candidate has room now" }
 
 // Prompt has tokens, or keys with their block size, or neither.
 type Prompt struct {
@@ -128,21 +128,6 @@ func (p *Prompt) length() int {
 // Ref names members by what is not empty: a member, a pod with all its ranks,
 // or an address.
 type Ref struct{ Member, Pod, Address string }
-
-// Report is what a caller tells of a decision.
-type Report struct {
-	Decision string
-	Outcome  fleet.Outcome
-	// Member that served the request; empty: the one that was picked.
-	Member string
-	// PromptTokens and CachedTokens by the engine's own count; nil: not told.
-	PromptTokens, CachedTokens *uint64
-	// OutputTokens by the engine's own count; 0: not told.
-	OutputTokens uint64
-	// TTFTMS is the time to the first token as the caller measured it; 0: not
-	// told.
-	TTFTMS float64
-}
 
 // usualTop is the length of a ranked list of which nothing was said.
 const usualTop = 3

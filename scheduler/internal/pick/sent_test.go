@@ -10,7 +10,7 @@ import (
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 )
 
-// joinBlind adds a member of which there is no picture.
+// joinBlind adds a member of which there is no cache state.
 func (b *bed) joinBlind(name string, blocks uint64) fleet.ID {
 	id := b.joinAs(fleet.Info{Name: name, Models: []string{"model"}, BlockSize: 16, Blocks: blocks,
 		Adapters: []fleet.Adapter{{Name: "lora"}}})
@@ -27,9 +27,9 @@ func (b *bed) serve(r Request, now time.Time) string {
 	return first(d)
 }
 
-// Members without a picture are followed by what was sent to them, and the
+// Members without a cache state are followed by what was sent to them, and the
 // answer says so.
-func TestWithoutAPictureWhatWasSentStandsForIt(t *testing.T) {
+func TestWithoutACacheStateWhatWasSentStandsForIt(t *testing.T) {
 	b := newBed(t)
 	for i := range 4 {
 		b.joinBlind(fmt.Sprintf("m%d", i), 1000)
@@ -39,7 +39,7 @@ func TestWithoutAPictureWhatWasSentStandsForIt(t *testing.T) {
 		homes[seed] = b.serve(Request{Prompt: tokens(prompt(seed, 0, 2000))}, t0)
 	}
 	now := t0.Add(2 * time.Minute) // no mark of a prediction is left
-	b.fleet.Heard(0, *b.fleet.View().Member(0).Info, nil, now)
+	b.fleet.Receive(0, *b.fleet.View().Member(0).Info, nil, now)
 	for seed, home := range homes {
 		d := b.pickAt(Request{Prompt: tokens(prompt(seed, 0, 2400))}, now)
 		c := d.Candidates[0]
@@ -109,10 +109,10 @@ func TestOneApproximateMemberIsRankedAmongExactOnesAndMarked(t *testing.T) {
 	if got := strings.Join(order, ", "); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
-	// Once it has a picture, only that counts, and the lane is given back.
+	// Once it has a cache state, only that counts, and the lane is given back.
 	b.trust(blind, fleet.Exact)
 	now := t0.Add(time.Minute)
-	b.fleet.Heard(blind, *b.fleet.View().Member(blind).Info, nil, now)
+	b.fleet.Receive(blind, *b.fleet.View().Member(blind).Info, nil, now)
 	if d := b.pickAt(Request{Prompt: tokens(le)}, now); first(d) != "exact" || d.Fallback() != "" {
 		t.Errorf("%s, %q", first(d), d.Fallback())
 	}
@@ -149,7 +149,7 @@ func TestAnotherEpochOrMemberHasNothingOfIt(t *testing.T) {
 	id := b.joinBlind("m", 1000)
 	r := Request{Prompt: tokens(prompt(1, 0, 1000))}
 	b.serve(r, t0)
-	b.fleet.SetPicture(id, fleet.Picture{Trust: fleet.Syncing, Epoch: 2})
+	b.fleet.SetCacheState(id, fleet.CacheState{Trust: fleet.Syncing, Epoch: 2})
 	now := t0.Add(time.Minute)
 	if c := b.pickAt(r, now).Candidates[0]; c.Cached != (Cached{}) || c.Trust != fleet.Syncing {
 		t.Errorf("in the next epoch: %+v, %v", c.Cached, c.Trust)
@@ -178,7 +178,7 @@ func TestTheFallbackChain(t *testing.T) {
 		policy, fallback string
 	}{
 		{"exact", fleet.Exact, 16, tokens(le), "default", ""},
-		{"approximate", fleet.Unknown, 16, tokens(le), "default", "picture of the first is UNKNOWN: what was sent there stands for it"},
+		{"approximate", fleet.Unknown, 16, tokens(le), "default", "cache state of the first is UNKNOWN: what was sent there stands for it"},
 		{"no block size", fleet.Exact, 0, tokens(le), "prefix-hash", "block size of no candidate is known: by the beginning of the prompt"},
 		{"text only", fleet.Exact, 16, Prompt{Fallback: "why", Beginnings: Beginnings(nil, "text")}, "prefix-hash", "why: by the beginning of the prompt"},
 		{"nothing", fleet.Exact, 16, Prompt{}, "least-requests", "no tokens in the request: load only"},
@@ -243,7 +243,7 @@ func TestPredictionsLiveAsLongAsEventsTake(t *testing.T) {
 		b.gpu(id, le, 101)
 		b.Tick(now)
 		now = now.Add(time.Second)
-		b.fleet.Heard(id, *b.fleet.View().Member(id).Info, nil, now)
+		b.fleet.Receive(id, *b.fleet.View().Member(id).Info, nil, now)
 	}
 	if got := b.Stats().Confirm; got < 235*time.Millisecond || got > 245*time.Millisecond {
 		t.Errorf("events take 120 ms, believed for %v", got)
@@ -251,7 +251,7 @@ func TestPredictionsLiveAsLongAsEventsTake(t *testing.T) {
 	le := prompt(1000, 0, 1616)
 	ms := b.pickAt(Request{Prompt: tokens(le), Reserve: true}, now).Candidates[0].Cost.FirstToken()
 	due := now.Add(time.Duration(ms * float64(time.Millisecond)))
-	for after, want := range map[time.Duration]int{200 * time.Millisecond: 1536, 300 * time.Millisecond: 0} {
+	for after, want := range map[time.Duration]int{200 * time.Millisecond: 1600, 300 * time.Millisecond: 0} {
 		if got := b.pickAt(Request{Prompt: tokens(le)}, due.Add(after)).Candidates[0].Cached.Predicted; got != want {
 			t.Errorf("%v after the first token is due: %d predicted, want %d", after, got, want)
 		}

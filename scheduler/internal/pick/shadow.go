@@ -25,18 +25,18 @@ type Counterfactual struct {
 
 // shade asks the policy that does not decide about the round that was decided,
 // and leaves its scores and its best in place of the other's.
-func (m *making) shade(pol policy.Policy) Counterfactual {
-	was := m.ranking.best
+func (m *draft) shade(pol policy.Policy) Counterfactual {
+	was := m.best
 	m.ownLast(pol)
-	m.ranking.choosing = m.choose(pol)
-	from, to := &m.ranking.round.Costs[was], &m.ranking.round.Costs[m.ranking.best]
+	m.choosing = m.choose(pol)
+	from, to := &m.round.Costs[was], &m.round.Costs[m.best]
 	return Counterfactual{
 		Policy:       pol.Name,
-		Member:       m.eligible.list[m.ranking.best].member,
-		Same:         was == m.ranking.best,
+		Member:       m.eligible.list[m.best].member,
+		Same:         was == m.best,
 		FirstTokenMS: to.FirstToken() - from.FirstToken(),
 		TotalMS:      to.Total - from.Total,
-		CachedTokens: m.eligible.list[m.ranking.best].cached() - m.eligible.list[was].cached(),
+		CachedTokens: m.eligible.list[m.best].cached() - m.eligible.list[was].cached(),
 	}
 }
 

@@ -40,7 +40,7 @@ func TestShadowDecidesNothing(t *testing.T) {
 	r.Reserve = true
 	b.pick(r)
 	if m := b.fleet.View().Named("idle"); m.Reserved().Open != 0 {
-		t.Error("the shadow's choice was charged")
+		t.Error("the shadow's choice was reserved")
 	}
 }
 
@@ -91,7 +91,7 @@ func TestExplainShowsBothRankings(t *testing.T) {
 		t.Errorf("the same moment is told in two ways: %s", diff)
 	}
 	if b.fleet.Stats().Decisions != 0 {
-		t.Error("explaining charges a member")
+		t.Error("explaining reserves something")
 	}
 	if _, other, err := b.Explain(&r, "", t0); err != nil || other != nil {
 		t.Errorf("without a second policy: %v, %v", other, err)

@@ -15,7 +15,7 @@ var prefillOnly, decodeOnly = fleet.Prefill, fleet.Decode
 // roles are no reason to refuse.
 func (p *Picker) split(r *Request, attempt func(*Request) (d, other *Decision, err error)) (d, other *Decision, err error) {
 	preview := *r
-	preview.not, preview.Reserve, preview.Room, preview.Top = &prefillOnly, false, nil, 1
+	preview.not, preview.Reserve, preview.Admission, preview.Top = &prefillOnly, false, nil, 1
 	decode, _, err := attempt(&preview)
 	r.ExpectedOutput = preview.ExpectedOutput
 	switch {
@@ -54,7 +54,7 @@ type Pull struct {
 
 // pulls finds for the candidates of an answer whether the one that holds most
 // of the prompt in its memory gives it quicker than they compute it.
-func (m *making) pulls(d *Decision, tokenMS float64) {
+func (m *draft) pulls(d *Decision, tokenMS float64) {
 	if !(tokenMS > 0) {
 		return
 	}
@@ -68,8 +68,8 @@ func (m *making) pulls(d *Decision, tokenMS float64) {
 		var from *candidate
 		most := own
 		for j := range m.eligible.list {
-			if o := &m.eligible.list[j]; o.share != nil && o.scope == c.scope && o.share.gpu+o.share.host > most {
-				from, most = o, o.share.gpu+o.share.host
+			if o := &m.eligible.list[j]; o.prefix != nil && o.scope == c.scope && o.prefix.gpu+o.prefix.host > most {
+				from, most = o, o.prefix.gpu+o.prefix.host
 			}
 		}
 		if from == nil {

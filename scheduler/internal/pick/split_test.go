@@ -50,12 +50,12 @@ func TestLongMissesArePrefilledElsewhere(t *testing.T) {
 			want = [2]int{1, 1}
 		}
 		if open != want {
-			t.Errorf("%s: %v are charged, want %v", name, open, want)
+			t.Errorf("%s: %v are reserved, want %v", name, open, want)
 		}
 		b.Report(Report{Decision: d.ID, Outcome: fleet.Finished}, t0)
 		view = b.fleet.View()
 		if n := view.Member(pre).Reserved().Open + view.Member(dec).Reserved().Open; n != 0 {
-			t.Errorf("%s: %d stay charged", name, n)
+			t.Errorf("%s: %d stay reserved", name, n)
 		}
 	}
 	if err := b.Use(Policies{}); err != nil {

@@ -31,7 +31,7 @@ type Policy struct {
 	// Needs of Score.
 	Needs Needs
 	// Pulls: the request waits while no score is below full, where it may wait.
-	// Pushes: it never waits. Otherwise see Room.
+	// Pushes: it never waits. Otherwise see HasRoom.
 	Pulls, Pushes bool
 }
 
@@ -51,7 +51,7 @@ const (
 	NeedsSent
 	// NeedsHistory: Candidate.History.
 	NeedsHistory
-	// NeedsFit: Round.Fits and Round.Slack.
+	// NeedsSLO: Round.SLOs and Round.Slack.
 	NeedsSLO
 )
 

@@ -86,7 +86,7 @@ func (l *Load) idle() bool {
 // unless every candidate has a recent one, because a sample says more than our
 // own counts and would always look worse. Requests that wait at the engine and
 // are not ours are taken for mean ones.
-func (l *Load) Set(m *fleet.Seat, r *fleet.Reserved, waitMS float64, s *learn.Speed, gauges bool, age float64) {
+func (l *Load) Set(m *fleet.Row, r *fleet.Reserved, waitMS float64, s *learn.Speed, gauges bool, age float64) {
 	l.Tokens, l.WaitMS, l.Last = float64(r.Tokens), waitMS, r.Last
 	l.others, l.othersMS, l.age, l.relaxed, l.relaxedMS = 0, 0, max(age, 0), 0, 0
 	if !gauges {
@@ -140,7 +140,7 @@ func Relax(list []Candidate) {
 
 // openBlocks estimates the blocks in use from the open requests; 0: nothing is
 // known.
-func openBlocks(m *fleet.Seat, r *fleet.Reserved, s *learn.Speed) float64 {
+func openBlocks(m *fleet.Row, r *fleet.Reserved, s *learn.Speed) float64 {
 	if m.BlockSize <= 0 {
 		return 0
 	}
@@ -165,9 +165,9 @@ type Round struct {
 	// Moved: the request's prefix belongs to those only that have it Placed.
 	// For policies with NeedsHistory.
 	Moved bool
-	// Fits of the candidates, by Measure, and the best Slack by Fit.Group. Empty
+	// SLOs of the candidates, by Measure, and the best Slack by SLO.Group. Empty
 	// where nobody wants them. Elapsed is the time in ms since the request came.
-	Fits    []SLO
+	SLOs    []SLO
 	Slack   []float64
 	Elapsed float64
 	// Random number for this round.

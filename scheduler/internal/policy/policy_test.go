@@ -239,9 +239,9 @@ func TestLoadCountsEngineValuesForAllOrNone(t *testing.T) {
 	f := fleet.New(fleet.Config{})
 	now := time.Unix(1_700_000_000, 0)
 	id, _ := f.Join("m", now)
-	f.Heard(id, fleet.Info{}, &fleet.Load{At: now, Running: 7, Waiting: 3, Totals: fleet.NoTotals()}, now)
-	m := &f.View().Seats[0]
-	r := fleet.Reserved{Tokens: 500, Open: 2, Unseen: 1, PrefillsSampled: 1, Last: 9}
+	f.Receive(id, fleet.Info{}, &fleet.Load{At: now, Running: 7, Waiting: 3, Totals: fleet.NoTotals()}, now)
+	m := &f.View().Rows[0]
+	r := fleet.Reserved{Tokens: 500, Open: 2, Unsampled: 1, PrefillsSampled: 1, Last: 9}
 	for _, c := range []struct {
 		gauges bool
 		want   Load
@@ -270,9 +270,9 @@ func TestOldSamplesCountLess(t *testing.T) {
 		for i, load := range []fleet.Load{{Running: 20}, {Running: 100, Waiting: 5}} {
 			load.At, load.Totals = now, fleet.NoTotals()
 			id, _ := f.Join(string(rune('a'+i)), now)
-			f.Heard(id, fleet.Info{}, &load, now)
+			f.Receive(id, fleet.Info{}, &load, now)
 			list[i].Speed = s
-			list[i].Load.Set(&f.View().Seats[i], &fleet.Reserved{}, 7, s, true, age)
+			list[i].Load.Set(&f.View().Rows[i], &fleet.Reserved{}, 7, s, true, age)
 		}
 		Relax(list)
 		return list[1].Load.Requests - list[0].Load.Requests, list[1].Load.WaitMS - list[0].Load.WaitMS
@@ -295,7 +295,7 @@ func TestOldSamplesCountLess(t *testing.T) {
 // An engine that was idle when it was last seen has room, whatever others do.
 func TestIdleEnginesHaveRoomBesideBusyOnes(t *testing.T) {
 	list := make([]Candidate, 2)
-	for i, m := range []fleet.Seat{{}, {Running: 50, Waiting: 5}} {
+	for i, m := range []fleet.Row{{}, {Running: 50, Waiting: 5}} {
 		list[i].Speed = speed()
 		list[i].Load.Set(&m, &fleet.Reserved{}, 0, list[i].Speed, true, 500)
 	}
@@ -304,7 +304,7 @@ func TestIdleEnginesHaveRoomBesideBusyOnes(t *testing.T) {
 	Estimate(r)
 	p, _ := Named("default")
 	for i, want := range []bool{true, false} {
-		if got := p.Room(r, i, r.Costs[i].Total, 1e-6); got != want {
+		if got := p.HasRoom(r, i, r.Costs[i].Total, 1e-6); got != want {
 			t.Errorf("candidate %d: room %v, want %v", i, got, want)
 		}
 	}

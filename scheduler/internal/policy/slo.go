@@ -19,7 +19,7 @@ func pull(r *Round, scores []float64, use func(*SLO) float64) {
 		return
 	}
 	for i := range scores {
-		f, l := &r.Fits[i], &r.Candidates[i].Load
+		f, l := &r.SLOs[i], &r.Candidates[i].Load
 		place, late := r.place(f.Group)
 		if f.fits(l) && !late {
 			scores[i] = 2*float64(place) + min(use(f), 1)
@@ -31,11 +31,11 @@ func pull(r *Round, scores []float64, use func(*SLO) float64) {
 
 // shared tells whether all shares are known.
 func shared(r *Round) bool {
-	if len(r.Fits) < len(r.Candidates) {
+	if len(r.SLOs) < len(r.Candidates) {
 		return false
 	}
-	for i := range r.Fits {
-		if math.IsNaN(r.Fits[i].Share) {
+	for i := range r.SLOs {
+		if math.IsNaN(r.SLOs[i].Share) {
 			return false
 		}
 	}

@@ -7,6 +7,6 @@ func sloLeastLoad(r *Round, scores []float64) {
 		return
 	}
 	for i := range scores {
-		scores[i] = r.Fits[i].Used
+		scores[i] = r.SLOs[i].Used
 	}
 }

@@ -19,7 +19,7 @@ func measured(group int, at float64) SLO {
 // fitting is a round of idle members of these kinds for a prompt of 1,000
 // tokens (100 ms) and 100 of output (10 ms each).
 func withSLOs(kinds ...SLO) *Round {
-	r := &Round{Output: 100, Fits: kinds, Slack: make([]float64, 4), Length: 1000, Rho: nan}
+	r := &Round{Output: 100, SLOs: kinds, Slack: make([]float64, 4), Length: 1000, Rho: nan}
 	for range kinds {
 		r.Candidates = append(r.Candidates, Candidate{Uncached: 1000, Speed: speed()})
 	}
@@ -47,7 +47,7 @@ func winner(t *testing.T, name string, r *Round) int {
 			best = i
 		}
 	}
-	if !p.Room(r, best, s[best], 0) {
+	if !p.HasRoom(r, best, s[best], 0) {
 		return -1
 	}
 	return best
@@ -56,14 +56,14 @@ func winner(t *testing.T, name string, r *Round) int {
 // place lets a policy place requests until it finds no room, or so many.
 func placed(t *testing.T, name string, r *Round, requests int) []int {
 	t.Helper()
-	counts := make([]int, len(r.Fits))
+	counts := make([]int, len(r.SLOs))
 	for range requests {
 		at := winner(t, name, r)
 		if at < 0 {
 			break
 		}
 		counts[at]++
-		r.Fits[at].InFlight += r.Fits[at].Share
+		r.SLOs[at].InFlight += r.SLOs[at].Share
 		r.Candidates[at].Load.Requests++
 	}
 	return counts
@@ -96,8 +96,8 @@ func TestPullNeverExceedsOne(t *testing.T) {
 		if got, want := placed(t, name, r, 100), []int{4, 3, 1}; !cmp.Equal(got, want) {
 			t.Errorf("%s: %v, want %v", name, got, want)
 		}
-		for i := range r.Fits {
-			if used := r.Fits[i].InFlight; used > 1+1e-9 {
+		for i := range r.SLOs {
+			if used := r.SLOs[i].InFlight; used > 1+1e-9 {
 				t.Errorf("%s: member %d is used %.3f", name, i, used)
 			}
 		}
@@ -125,8 +125,8 @@ func TestKindOfMemberWithMostSlackComesFirst(t *testing.T) {
 		slow, quick := measured(0, 2), measured(1, 2)
 		slow.TPOT = 50
 		r := withSLOs(slow, quick)
-		for i := range r.Fits {
-			r.Fits[i].Targets = Targets{E2E: e2e}
+		for i := range r.SLOs {
+			r.SLOs[i].Targets = Targets{E2E: e2e}
 		}
 		return r
 	}
@@ -168,10 +168,10 @@ func TestSlackByTarget(t *testing.T) {
 		{Targets{TTFT: -1, TPOT: nan, TPAT: nan, E2E: nan}, 0, nan},
 	} {
 		r := withSLOs(measured(0, 1))
-		r.Fits[0].Targets, r.Elapsed = c.targets, c.elapsed
+		r.SLOs[0].Targets, r.Elapsed = c.targets, c.elapsed
 		Estimate(r)
 		Measure(r)
-		if got := r.Fits[0].SlackMS; !cmp.Equal(got, c.want, cmpopts.EquateNaNs(), cmpopts.EquateApprox(0, 1e-9)) {
+		if got := r.SLOs[0].SlackMS; !cmp.Equal(got, c.want, cmpopts.EquateNaNs(), cmpopts.EquateApprox(0, 1e-9)) {
 			t.Errorf("%+v after %v ms: %v, want %v", c.targets, c.elapsed, got, c.want)
 		}
 	}
@@ -228,7 +228,7 @@ func TestShareIsLearnedWhereNothingWasMeasured(t *testing.T) {
 		r.Candidates[0].Load.Requests = c.requests
 		Estimate(r)
 		Measure(r)
-		got := [2]float64{r.Fits[0].Share, r.Fits[0].Used}
+		got := [2]float64{r.SLOs[0].Share, r.SLOs[0].Used}
 		if want := [2]float64{c.share, c.used}; !cmp.Equal(got, want, cmpopts.EquateNaNs(), cmpopts.EquateApprox(1e-9, 1e-9)) {
 			t.Errorf("%+v beside %v requests: %v, want %v", c.target, c.requests, got, want)
 		}
@@ -255,7 +255,7 @@ func TestRoomByBudget(t *testing.T) {
 		r.Candidates[0].Load = c.load
 		Estimate(r)
 		Measure(r)
-		if got := p.Room(r, 0, 0, c.budget); got != c.want {
+		if got := p.HasRoom(r, 0, 0, c.budget); got != c.want {
 			t.Errorf("%+v, budget %v: %v", fmt.Sprintf("%+v", c.load), c.budget, got)
 		}
 	}

@@ -55,7 +55,7 @@ type SLO struct {
 	// RPS, E2E, TTFT and TPOT were measured of such members for such lengths,
 	// in requests a second and ms; NaN: unknown.
 	RPS, E2E, TTFT, TPOT float64
-	// InFlight is the sum of the shares that the candidate is charged.
+	// InFlight is the sum of the shares reserved on the candidate.
 	InFlight float64
 
 	// What follows is written by Measure.
@@ -69,7 +69,7 @@ type SLO struct {
 	EndMS float64
 }
 
-// Measure completes r.Fits; Estimate comes before it.
+// Measure completes r.SLOs; Estimate comes before it.
 //
 // A member that is measured takes RPS requests a second of E2E each, so by
 // Little's law RPS*E2E at a time, and one request is 1/(RPS*E2E) of it. A
@@ -80,8 +80,8 @@ func Measure(r *Round) {
 	for g := range r.Slack {
 		r.Slack[g] = math.Inf(-1)
 	}
-	for i := range r.Fits {
-		f, c, cost := &r.Fits[i], &r.Candidates[i], &r.Costs[i]
+	for i := range r.SLOs {
+		f, c, cost := &r.SLOs[i], &r.Candidates[i], &r.Costs[i]
 		output := max(r.ExpectedOutput(i), 1)
 		prompt := float64(c.Uncached + c.cached())
 		step, prefill := c.Speed.StepMS, cost.Load+cost.Prefill
@@ -125,21 +125,21 @@ func (f *SLO) fits(l *Load) bool {
 // Delay adds to scores in ms the time until the request's share becomes free:
 // what is in use of a member ends evenly over the time that a request takes.
 func Delay(r *Round, scores []float64) {
-	for i := range r.Fits {
-		f := &r.Fits[i]
+	for i := range r.SLOs {
+		f := &r.SLOs[i]
 		if !math.IsNaN(f.Share) && !f.fits(&r.Candidates[i].Load) {
 			scores[i] += (f.Used + f.Share - 1) * f.EndMS
 		}
 	}
 }
 
-// Room tells whether candidate i, with that score, should get the request now
+// HasRoom tells whether candidate i, with that score, should get the request now
 // rather than later. A policy that pushes always says so, one that pulls says it
 // by the score. The others do where the candidate is idle, and else where its
 // prefill before and with the request stays within budget ms and the request's
 // share of it, if known, is free.
-func (p *Policy) Room(r *Round, i int, score, budget float64) bool {
-	l, known := &r.Candidates[i].Load, i < len(r.Fits) && !math.IsNaN(r.Fits[i].Share)
+func (p *Policy) HasRoom(r *Round, i int, score, budget float64) bool {
+	l, known := &r.Candidates[i].Load, i < len(r.SLOs) && !math.IsNaN(r.SLOs[i].Share)
 	switch {
 	case p.Pushes:
 		return true
@@ -147,7 +147,7 @@ func (p *Policy) Room(r *Round, i int, score, budget float64) bool {
 		return score < full
 	case l.idle():
 		return true
-	case known && !r.Fits[i].fits(l):
+	case known && !r.SLOs[i].fits(l):
 		return false
 	}
 	return l.WaitMS+r.Costs[i].Load+r.Costs[i].Prefill <= budget

@@ -18,15 +18,18 @@ import (
 )
 
 const (
-	// Stride: every so many blocks of a prompt are marked. What is predicted
-	// is rounded down to it.
+	// Stride: the first of so many blocks of a prompt is marked; a mark knows the
+	// blocks that follow up to the next one.
 	Stride = 8
 	// maxMarks of one prompt, maxAll of all.
 	maxMarks, maxAll = 1024, 1 << 16
 	// MaxBlocks of a prompt are looked at when it is sent.
 	MaxBlocks = maxMarks * Stride
-	// holders remembered for one mark; the one that runs out first goes.
+	// holders remembered for one mark, one member more than once where its
+	// prompts part behind the mark; the one that runs out first goes.
 	holders = 4
+	// maxWithdrawn decisions are remembered; the one that was longest ago goes.
+	maxWithdrawn = 1 << 14
 	// longest that a mark may live.
 	longest = 30 * time.Second
 )
@@ -44,6 +47,10 @@ type Blocks struct {
 	free   []int32   // places in marks, which are zero
 	queue  []dueMark // in order of insertion, from head on
 	head   int
+	// withdrawn decisions, and in their order in a ring that turn writes.
+	withdrawn map[uint64]struct{}
+	order     []uint64
+	turn      int
 }
 
 type mark [holders]sent
@@ -51,9 +58,27 @@ type mark [holders]sent
 // sent says that a member got a prompt with this prefix. The zero value is
 // over.
 type sent struct {
-	member index.Member
-	epoch  uint64
-	until  time.Duration
+	until    time.Duration
+	epoch    uint64
+	decision uint64
+	member   index.Member
+	follow   uint8 // so many blocks follow the marked one
+	rest     [Stride - 1]blockkey.Key
+}
+
+// continues tells whether s is for the same member and says all that o does.
+func (s *sent) continues(o *sent) bool {
+	return s.member == o.member && s.epoch == o.epoch && s.common(o.rest[:o.follow]) == int(o.follow)
+}
+
+// common is how many blocks behind the mark are the same. Equal keys mean equal
+// ones before them, so the last is looked at first.
+func (s *sent) common(keys []blockkey.Key) int {
+	n := min(int(s.follow), len(keys))
+	for n > 0 && s.rest[n-1] != keys[n-1] {
+		n--
+	}
+	return n
 }
 
 type dueMark struct {
@@ -62,7 +87,9 @@ type dueMark struct {
 }
 
 // New returns no predictions yet; events are looked for in x.
-func New(x *index.Index) *Blocks { return &Blocks{index: x, at: make(map[blockkey.Key]int32)} }
+func New(x *index.Index) *Blocks {
+	return &Blocks{index: x, at: make(map[blockkey.Key]int32), withdrawn: make(map[uint64]struct{})}
+}
 
 // Search is one search among the predicted blocks, with keys that grow.
 type Search struct {
@@ -86,7 +113,7 @@ func (s *Search) Reset() { *s = Search{Found: s.Found[:0]} }
 func (s *Search) see(m *sent, depth int) {
 	for i := range s.Found {
 		if f := &s.Found[i]; f.Member == m.member && f.Epoch == m.epoch {
-			f.Depth = depth
+			f.Depth = max(f.Depth, depth)
 			return
 		}
 	}
@@ -94,11 +121,9 @@ func (s *Search) see(m *sent, depth int) {
 }
 
 // Match continues at the keys that s has not seen, until no mark is there. It
-// returns the deepest prefix found; len(keys) if the search could go on.
+// returns the deepest prefix found; len(keys) if the search could go on. All
+// but the last of several calls pass a multiple of Stride keys.
 func (b *Blocks) Match(keys []blockkey.Key, s *Search, now time.Time) int {
-	if s.next == 0 {
-		s.next = Stride - 1
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	at := b.sinceLocked(now)
@@ -107,9 +132,9 @@ func (b *Blocks) Match(keys []blockkey.Key, s *Search, now time.Time) int {
 		if place, ok := b.at[keys[s.next]]; ok {
 			m := &b.marks[place]
 			for i := range m {
-				if m[i].until > at {
+				if m[i].until > at && !b.isWithdrawnLocked(m[i].decision) {
 					live = true
-					s.see(&m[i], s.next+1)
+					s.see(&m[i], s.next+1+m[i].common(keys[s.next+1:]))
 				}
 			}
 		}
@@ -127,8 +152,9 @@ func (b *Blocks) Match(keys []blockkey.Key, s *Search, now time.Time) int {
 
 // Sent is a prompt that went to a member.
 type Sent struct {
-	Member index.Member
-	Epoch  uint64
+	Decision uint64 // by which it can be withdrawn
+	Member   index.Member
+	Epoch    uint64
 	// Keys of its leading blocks, at most MaxBlocks of them count. They are
 	// not kept.
 	Keys []blockkey.Key
@@ -144,31 +170,63 @@ func (b *Blocks) Add(s Sent, now time.Time) time.Duration {
 		b.delay.watch(s.Member, s.Keys, now.Add(s.First))
 	}
 	ttl := min(s.First+b.delay.confirm(), longest)
-	b.add(s.Keys, Stride, sent{member: s.Member, epoch: s.Epoch}, now.Add(ttl), now)
+	b.add(s.Keys, Stride, sent{decision: s.Decision, member: s.Member, epoch: s.Epoch}, now.Add(ttl), now)
 	return ttl
 }
 
-// Adopt predicts what another scheduler sent to a member, whose marks are the
-// keys of every Stride-th block, until at most life after it was sent.
-func (b *Blocks) Adopt(m index.Member, epoch uint64, marks []blockkey.Key, ttl time.Duration, at, now time.Time) {
+// Marks appends up to n of the keys that other schedulers adopt.
+func Marks(dst, keys []blockkey.Key, n int) []blockkey.Key {
+	for i := 0; i < len(keys) && n > 0; i, n = i+Stride, n-1 {
+		dst = append(dst, keys[i])
+	}
+	return dst
+}
+
+// Adopt predicts what another scheduler sent to a member, of which it knows the
+// Marks, until at most life after it was sent.
+func (b *Blocks) Adopt(decision uint64, m index.Member, epoch uint64, marks []blockkey.Key, ttl time.Duration, at, now time.Time) {
 	until := at.Add(min(ttl, longest))
 	if len(marks) > 0 && until.After(now) {
-		b.add(marks, 1, sent{member: m, epoch: epoch}, until, now)
+		b.add(marks, 1, sent{decision: decision, member: m, epoch: epoch}, until, now)
 	}
 }
 
-// add marks every step-th of the keys as sent to a member.
+// Withdraw takes back what was predicted of a decision: its prompt may never be
+// computed. What equal prompts were sent after it stays.
+func (b *Blocks) Withdraw(decision uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.order) < maxWithdrawn {
+		b.order = append(b.order, decision)
+	} else {
+		delete(b.withdrawn, b.order[b.turn])
+		b.order[b.turn] = decision
+		b.turn = (b.turn + 1) % maxWithdrawn
+	}
+	b.withdrawn[decision] = struct{}{}
+}
+
+func (b *Blocks) isWithdrawnLocked(decision uint64) bool {
+	if len(b.withdrawn) == 0 {
+		return false
+	}
+	_, ok := b.withdrawn[decision]
+	return ok
+}
+
+// add marks the first of every step keys as sent to a member.
 func (b *Blocks) add(keys []blockkey.Key, step int, s sent, until, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	at := b.sinceLocked(now)
 	s.until = b.sinceLocked(until)
 	b.expireLocked(at)
-	for i, n := step-1, 0; i < len(keys) && n < maxMarks; i, n = i+step, n+1 {
+	for i, n := 0, 0; i < len(keys) && n < maxMarks; i, n = i+step, n+1 {
+		s.follow = uint8(copy(s.rest[:step-1], keys[i+1:]))
 		m := b.markLocked(keys[i])
 		place := 0
 		for j := range m {
-			if m[j].member == s.member && m[j].epoch == s.epoch && m[j].until != 0 {
+			if m[j].until != 0 && s.continues(&m[j]) {
 				place = j
 				break
 			}
@@ -250,8 +308,9 @@ func (b *Blocks) popLocked(at time.Duration, force bool) {
 
 // Stats describes the predictions.
 type Stats struct {
-	// Marks that are kept, and prompts Watched for their events.
-	Marks, Watched int
+	// Marks that are kept, prompts Watched for their events, and decisions
+	// Withdrawn that are remembered.
+	Marks, Watched, Withdrawn int
 	// Confirm is how long after its first token is due what was sent is
 	// believed without an event.
 	Confirm time.Duration
@@ -261,5 +320,5 @@ type Stats struct {
 func (b *Blocks) Stats() Stats {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return Stats{Marks: len(b.at), Watched: b.delay.watched(), Confirm: b.delay.confirm()}
+	return Stats{Marks: len(b.at), Withdrawn: len(b.withdrawn), Watched: b.delay.watched(), Confirm: b.delay.confirm()}
 }

@@ -1,7 +1,7 @@
 // Package profile holds what was measured of members beforehand: how many
 // requests a second of which lengths they serve within which targets, and how
-// long these take. It parses and looks up; where the text comes from, and when
-// it is read again, is decided elsewhere.
+// long these take. It parses and looks up; file.go alone knows that the text comes from files, and
+// reads them again.
 //
 // A number that is missing, zero, negative, infinite or not a number is
 // unknown (NaN), and never refuses a file: whoever asks falls back to what was

@@ -2,7 +2,7 @@
 // what each reserved on whom, what became of it, where sessions went, and what
 // will be cached there.
 // It reads and writes one subject of the bus, takes what is pending from the
-// outbox, and charges and predicts what others did as if it had been done here.
+// outbox, and reserves and predicts what others did as if it had been done here.
 //
 // Everything here is best effort and bounded. A message that is lost, late or
 // refused makes a scheduler a little less well informed, for as long as
@@ -36,7 +36,7 @@ const (
 	// first after a pause go at once.
 	pause = 2 * time.Millisecond
 	// helloEvery is how often a scheduler says that it is there, and peerLife
-	// how long that is believed. Nobody tells news to nobody.
+	// how long that is believed. Nobody sends news to nobody.
 	helloEvery  = time.Second
 	peerTimeout = 3 * helloEvery
 	// maxPeers bounds the schedulers that are remembered.
@@ -54,7 +54,7 @@ type Config struct {
 	Pool string
 	// Name of this scheduler, for the people behind others.
 	Name string
-	// Fleet that is charged, blocks that are Predicted there, and what this
+	// Fleet with the reservations, blocks that are Predicted there, and what this
 	// scheduler did itself.
 	Fleet     *fleet.Fleet
 	Predicted *predict.Blocks
@@ -68,7 +68,7 @@ type Replica struct {
 	cfg     Config
 	subject string
 	sender  uint64        // one incarnation of this scheduler
-	greet   chan struct{} // has an entry when somebody new was heard
+	greet   chan struct{} // has an entry when somebody new sent something
 	count   counters
 }
 
@@ -80,13 +80,13 @@ type counters struct {
 
 // Stats of a Replica.
 type Stats struct {
-	// Peers are the other schedulers that were heard lately.
+	// Peers are the other schedulers that sent something lately.
 	Peers int64
-	// Sent and Heard messages, Charges and Ends taken from them, Unknown
-	// charges of members that are not known here, Stale ones that came too
+	// Sent and Received messages, Reservations and Ends taken from them, Unknown
+	// reservations of members that are not known here, Stale ones that came too
 	// late, messages Lost by their sequence, Malformed or refused, Unsendable,
 	// and news Dropped because there were too many.
-	Sent, Heard, Charges, Ends, Unknown, Stale, Lost, Malformed, Unsendable, Dropped uint64
+	Sent, Received, Reservations, Ends, Unknown, Stale, Lost, Malformed, Unsendable, Dropped uint64
 }
 
 // New checks the configuration.
@@ -108,13 +108,13 @@ func New(cfg Config) (*Replica, error) {
 func (r *Replica) Stats() Stats {
 	c := &r.count
 	return Stats{
-		Peers: c.peers.Load(), Sent: c.sent.Load(), Heard: c.received.Load(), Charges: c.reservations.Load(), Ends: c.ends.Load(),
+		Peers: c.peers.Load(), Sent: c.sent.Load(), Received: c.received.Load(), Reservations: c.reservations.Load(), Ends: c.ends.Load(),
 		Unknown: c.unknown.Load(), Stale: c.stale.Load(), Lost: c.lost.Load(), Malformed: c.malformed.Load(),
 		Unsendable: c.unsendable.Load(), Dropped: r.cfg.Outbox.Dropped(),
 	}
 }
 
-// Run tells and hears until ctx is done.
+// Run sends and receives until ctx is done.
 func (r *Replica) Run(ctx context.Context) error {
 	messages := make(chan *nats.Msg, maxMessages)
 	s, err := r.cfg.Conn.ChanSubscribe(r.subject, messages)
@@ -133,7 +133,7 @@ func (r *Replica) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// tell sends news, and a sign of life where there are none.
+// publish sends news, and a sign of life where there are none.
 func (r *Replica) publish(ctx context.Context) {
 	var pending outbox.Pending
 	sequence := uint64(0)
@@ -183,13 +183,13 @@ func (r *Replica) publish(ctx context.Context) {
 // hello is a sign of life.
 func (r *Replica) hello() *pb.Picks { return &pb.Picks{Name: r.cfg.Name} }
 
-// messagesOf packs news, charges before ends.
+// messagesOf packs news, reservations before ends.
 func messagesOf(n *outbox.Pending, now time.Time) []*pb.Picks {
 	var list []*pb.Picks
 	for from := 0; from < len(n.Reservations); from += protocol.MaxPicks {
 		p := &pb.Picks{}
 		for i := from; i < min(from+protocol.MaxPicks, len(n.Reservations)); i++ {
-			p.Charges = append(p.Charges, reservationOf(&n.Reservations[i], now))
+			p.Reservations = append(p.Reservations, reservationOf(&n.Reservations[i], now))
 		}
 		list = append(list, p)
 	}
@@ -206,8 +206,8 @@ func messagesOf(n *outbox.Pending, now time.Time) []*pb.Picks {
 	return list
 }
 
-func reservationOf(c *outbox.Reservation, now time.Time) *pb.Charge {
-	to := &pb.Charge{
+func reservationOf(c *outbox.Reservation, now time.Time) *pb.Reservation {
+	to := &pb.Reservation{
 		Decision: uint64(c.Decision), Member: c.Member, Decode: c.Decode, Epoch: c.Epoch,
 		AgeMs:          uint32(max(0, now.Sub(c.At).Milliseconds())),
 		UncachedTokens: c.Amounts.Uncached, CachedTokens: c.Amounts.Cached,
@@ -224,14 +224,14 @@ func reservationOf(c *outbox.Reservation, now time.Time) *pb.Charge {
 	return to
 }
 
-// peer is another scheduler, as far as it was heard.
+// peer is another scheduler, as far as is known.
 type peer struct {
 	name     string // empty until it has said hello
 	sequence uint64
 	lastSeen time.Time
 }
 
-// hear takes what others tell.
+// receive takes what others send.
 func (r *Replica) receive(ctx context.Context, messages <-chan *nats.Msg) {
 	peers := make(map[uint64]*peer)
 	poll := time.NewTicker(helloEvery)
@@ -294,14 +294,14 @@ func (r *Replica) take(peers map[uint64]*peer, p *pb.Picks, now time.Time) {
 	}
 	switch next := p.GetSequence() - from.sequence; {
 	case p.GetSequence() <= from.sequence:
-		r.count.stale.Add(uint64(len(p.GetCharges())))
+		r.count.stale.Add(uint64(len(p.GetReservations())))
 		return
 	case next > 1:
 		r.count.lost.Add(next - 1)
 	}
 	from.sequence, from.lastSeen = p.GetSequence(), now
 	r.count.received.Add(1)
-	for _, c := range p.GetCharges() {
+	for _, c := range p.GetReservations() {
 		age := time.Duration(c.GetAgeMs()) * time.Millisecond
 		switch {
 		case age > stale:
@@ -314,9 +314,12 @@ func (r *Replica) take(peers map[uint64]*peer, p *pb.Picks, now time.Time) {
 	}
 	for _, e := range p.GetEnds() {
 		r.count.ends.Add(1)
-		r.cfg.Fleet.Report(fleet.Report{
+		asked, _ := r.cfg.Fleet.Report(fleet.Report{
 			Decision: fleet.Decision(e.GetDecision()), Outcome: fleet.Outcome(e.GetKind()), Member: e.GetMember(),
 		}, now)
+		if asked.GivenUp {
+			r.cfg.Predicted.Withdraw(e.GetDecision())
+		}
 	}
 }
 
@@ -328,12 +331,12 @@ func (r *Replica) adopt(c *outbox.Reservation, now time.Time) bool {
 		return false
 	}
 	if m := r.cfg.Fleet.View().Named(c.Member); m != nil {
-		r.cfg.Predicted.Adopt(index.Member(m.ID), c.Epoch, c.Marks, c.TTL, c.At, now)
+		r.cfg.Predicted.Adopt(uint64(c.Decision), index.Member(m.ID), c.Epoch, c.Marks, c.TTL, c.At, now)
 	}
 	return true
 }
 
-func adopted(c *pb.Charge, at time.Time) *outbox.Reservation {
+func adopted(c *pb.Reservation, at time.Time) *outbox.Reservation {
 	to := &outbox.Reservation{
 		Decision: fleet.Decision(c.GetDecision()), Member: c.GetMember(), Decode: c.GetDecode(), Epoch: c.GetEpoch(), At: at,
 		Amounts: fleet.Choice{

@@ -61,9 +61,9 @@ func newScout(t *testing.T, s *broker.Broker, instance uint32) *scout {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.fleet.Heard(id, fleet.Info{Models: []string{"m"}, BlockSize: 16},
+		c.fleet.Receive(id, fleet.Info{Models: []string{"m"}, BlockSize: 16},
 			&fleet.Load{At: now, Running: 0, Waiting: 0, KVUsage: math.NaN(), Totals: fleet.NoTotals()}, now)
-		c.fleet.SetPicture(id, fleet.Picture{Trust: fleet.Exact, Epoch: 7})
+		c.fleet.SetCacheState(id, fleet.CacheState{Trust: fleet.Exact, Epoch: 7})
 	}
 	var err error
 	x := index.New(index.Config{})
@@ -129,12 +129,12 @@ func first(d *pick.Decision) string { return d.Candidates[0].Member.Info.Name }
 func TestOthersKnowOfReservationsAndTheirEnd(t *testing.T) {
 	a, b, _ := pair(t)
 	d := a.pick(request(1, 8000))
-	await.True(t, "the other has the charge", func() bool {
+	await.True(t, "the other has the reservation", func() bool {
 		r := b.reserved(first(d))
 		return r.Open == 1 && r.Tokens == 8000 && r.PrefillMS == a.reserved(first(d)).PrefillMS
 	})
-	if n := a.reserved(first(d)).Open; n != 1 || a.replica.Stats().Charges != 0 {
-		t.Errorf("its own echo is charged: %d open, %+v", n, a.replica.Stats())
+	if n := a.reserved(first(d)).Open; n != 1 || a.replica.Stats().Reservations != 0 {
+		t.Errorf("its own echo is reserved: %d open, %+v", n, a.replica.Stats())
 	}
 	a.Report(pick.Report{Decision: d.ID, Outcome: fleet.FirstToken}, time.Now())
 	await.True(t, "the first token is known", func() bool { r := b.reserved(first(d)); return r.Open == 1 && r.Tokens == 0 })
@@ -148,7 +148,7 @@ func TestOthersKnowOfReservationsAndTheirEnd(t *testing.T) {
 	}
 }
 
-// A pair of members is one decision: the others charge the second one with its
+// A pair of members is one decision: the others reserve the second one with its
 // slot, and both with the share that the request takes of a member.
 func TestOthersKnowOfSharesAndOfTheMemberThatDecodes(t *testing.T) {
 	a, b, _ := pair(t)
@@ -157,7 +157,7 @@ func TestOthersKnowOfSharesAndOfTheMemberThatDecodes(t *testing.T) {
 		m := view.Members[i]
 		info := *m.Info
 		info.Labels = map[string]string{fleet.RoleLabel: []string{"prefill", "decode"}[i%2]}
-		a.fleet.Heard(m.ID, info, nil, time.Now())
+		a.fleet.Receive(m.ID, info, nil, time.Now())
 	}
 	if err := a.Use(pick.Policies{Disaggregate: 1000}); err != nil {
 		t.Fatal(err)
@@ -173,7 +173,7 @@ func TestOthersKnowOfSharesAndOfTheMemberThatDecodes(t *testing.T) {
 	if own[0].Share <= 0 || own[1].Open != 1 {
 		t.Fatalf("%+v: nothing is shown", own)
 	}
-	await.True(t, "the other has the charges of both", func() bool {
+	await.True(t, "the other has the reservations of both", func() bool {
 		p, q := b.reserved(prefills), b.reserved(decodes)
 		return p.Tokens == 8000 && p.Open == 1 && q.Tokens == 0 && q.Open == 1 && p.Share == own[0].Share && q.Share == own[1].Share
 	})
@@ -191,8 +191,16 @@ func TestOthersKnowWhatWillBeCached(t *testing.T) {
 	ask.Reserve = false
 	await.True(t, "the other predicts it there", func() bool {
 		c := b.pick(&ask).Candidates[0]
-		return c.Member.Info.Name == first(d) && c.Cached.Predicted >= 7900
+		return c.Member.Info.Name == first(d) && c.Cached.Predicted >= 7800
 	})
+	before := b.predicted.Stats().Marks
+	a.Report(pick.Report{Decision: d.ID, Outcome: fleet.Cancelled}, time.Now())
+	await.True(t, "the other knows that it was given up", func() bool { return b.predicted.Stats().Withdrawn == 1 })
+	for _, c := range b.pick(&ask).Candidates {
+		if c.Cached.Predicted != 0 || before == 0 {
+			t.Errorf("%s: %+v of %d marks", c.Member.Info.Name, c.Cached, before)
+		}
+	}
 }
 
 func TestFailuresAreKnownToAll(t *testing.T) {
@@ -278,7 +286,7 @@ func TestBurstOverTwoSchedulersDoesNotHerd(t *testing.T) {
 				if i == 0 {
 					load.Waiting = 0
 				}
-				c.fleet.Heard(m.ID, *m.Info, load, now)
+				c.fleet.Receive(m.ID, *m.Info, load, now)
 			}
 		}
 		return scouts
@@ -315,15 +323,15 @@ func sendBytes(t *testing.T, s *broker.Broker, data []byte) {
 	}
 }
 
-func reservation(decision uint64, age uint32) *pb.Charge {
-	return &pb.Charge{Decision: decision, Member: name(0), Epoch: 7, AgeMs: age, UncachedTokens: 1000, PrefillMs: 50, FirstTokenMs: 5000}
+func reservation(decision uint64, age uint32) *pb.Reservation {
+	return &pb.Reservation{Decision: decision, Member: name(0), Epoch: 7, AgeMs: age, UncachedTokens: 1000, PrefillMs: 50, FirstTokenMs: 5000}
 }
 
 func TestBadNewsChangeNothing(t *testing.T) {
 	srv := broker.New(t, nil)
 	a := newScout(t, srv, 1)
-	good := func(sequence uint64, reservations ...*pb.Charge) *pb.Picks {
-		return &pb.Picks{Version: protocol.Version, Sender: 99, Sequence: sequence, Charges: reservations}
+	good := func(sequence uint64, reservations ...*pb.Reservation) *pb.Picks {
+		return &pb.Picks{Version: protocol.Version, Sender: 99, Sequence: sequence, Reservations: reservations}
 	}
 	await.True(t, "it hears", func() bool {
 		send(t, srv, &pb.Picks{Version: protocol.Version, Sender: 98, Sequence: uint64(time.Now().UnixNano())})
@@ -345,7 +353,7 @@ func TestBadNewsChangeNothing(t *testing.T) {
 	send(t, srv, v2)
 	await.True(t, "all were refused but the first", func() bool {
 		st := a.replica.Stats()
-		return st.Charges == 1 && st.Unknown == 3 && st.Stale == 2 && st.Lost >= 3 && st.Malformed == 3
+		return st.Reservations == 1 && st.Unknown == 3 && st.Stale == 2 && st.Lost >= 3 && st.Malformed == 3
 	})
 	if r := a.reserved(name(0)); r.Open != 1 || r.Tokens != 1000 {
 		t.Errorf("%+v", r)
@@ -365,7 +373,7 @@ func TestWithoutPeersNothingIsPublished(t *testing.T) {
 	var n outbox.Pending
 	a.outbox.Take(&n)
 	if len(n.Reservations) != 0 || a.replica.Stats().Peers != 0 {
-		t.Errorf("%d charges are kept for nobody", len(n.Reservations))
+		t.Errorf("%d reservations are kept for nobody", len(n.Reservations))
 	}
 }
 
@@ -390,13 +398,13 @@ func TestNewsAreBoundedAndInOrder(t *testing.T) {
 		if _, err := protocol.ReadPicks(data); err != nil {
 			t.Fatal(err)
 		}
-		if ends > 0 && len(p.Charges) > 0 {
-			t.Fatal("an end comes before a charge")
+		if ends > 0 && len(p.Reservations) > 0 {
+			t.Fatal("an end comes before a reservation")
 		}
-		reservations, ends = reservations+len(p.Charges), ends+len(p.Ends)
+		reservations, ends = reservations+len(p.Reservations), ends+len(p.Ends)
 	}
 	if reservations != 4096 || ends != 4096 || a.outbox.Dropped() != 2*(picks-4096) {
-		t.Errorf("%d charges, %d ends, %d dropped", reservations, ends, a.outbox.Dropped())
+		t.Errorf("%d reservations, %d ends, %d dropped", reservations, ends, a.outbox.Dropped())
 	}
 	a.outbox.Take(&n)
 	if len(n.Reservations)+len(n.Ends) != 0 {
@@ -430,8 +438,8 @@ func TestOthersKnowWhereASessionWent(t *testing.T) {
 		d := ask(from, 2*turn, not...)
 		last = first(d)
 		from.Report(pick.Report{Decision: d.ID, Outcome: fleet.Finished}, time.Now())
-		await.True(t, "the other has charge and end", func() bool {
-			return to.replica.Stats().Charges >= uint64(turn+1)/2 && to.fleet.Stats().Decisions == 0
+		await.True(t, "the other has reservation and end", func() bool {
+			return to.replica.Stats().Reservations >= uint64(turn+1)/2 && to.fleet.Stats().Decisions == 0
 		})
 		r := request(2*turn+1, 200)
 		r.Session, r.Reserve = "s", false

@@ -60,27 +60,27 @@ func (s *Service) decide(ctx context.Context, in *api.Request, reserve bool) (*p
 	if err != nil {
 		return nil, nil, err
 	}
-	// Nobody waits any more: do not charge a member for it.
+	// Nobody waits any more: do not reserve anything for it.
 	if err := ctx.Err(); err != nil {
 		return nil, nil, err
 	}
 	req.Reserve = reserve
 	now := time.Now()
 	came := now
-	told := Decided{Method: "score", Request: in, Session: req.Session, Start: start, Intake: came.Sub(start)}
+	decided := Decided{Method: "score", Request: in, Session: req.Session, Start: start, Intake: came.Sub(start)}
 	if reserve {
-		told.Method = "pick"
+		decided.Method = "pick"
 	}
 	var d *pick.Decision
-	told.Queues = reserve && s.waits.Rules().Open()
-	if told.Queues {
+	decided.Queues = reserve && s.waits.Rules().Open()
+	if decided.Queues {
 		d, now, err = s.waits.Pick(ctx, &req, int(in.GetPriority()), func() int64 { return heldBytes(in) }, s.closed, now)
 	} else {
 		d, err = s.cfg.Picker.Pick(&req, now)
 	}
 	if err != nil {
-		told.Queued = time.Since(came)
-		s.tell(ctx, told)
+		decided.Queued = time.Since(came)
+		s.count(ctx, decided)
 		return nil, nil, s.unready(err)
 	}
 	ranking := s.rankingOf(d, now)
@@ -89,12 +89,12 @@ func (s *Service) decide(ctx context.Context, in *api.Request, reserve bool) (*p
 	if prompt.Note != "" {
 		ranking.Explanation += " (" + prompt.Note + ")"
 	}
-	told.Decision, told.Took, told.Queued = d, time.Since(start)-queued, queued
-	s.tell(ctx, told)
+	decided.Decision, decided.Took, decided.Queued = d, time.Since(start)-queued, queued
+	s.count(ctx, decided)
 	return d, ranking, nil
 }
 
-func (s *Service) tell(ctx context.Context, d Decided) {
+func (s *Service) count(ctx context.Context, d Decided) {
 	if s.cfg.Decided != nil {
 		s.cfg.Decided(ctx, d)
 	}
@@ -226,7 +226,7 @@ var fallbacks = [...]api.FallbackReason{
 	pick.NoState:        api.FallbackReason_FALLBACK_REASON_NO_CACHE_STATE,
 	pick.AllFailing:     api.FallbackReason_FALLBACK_REASON_ALL_FAILING,
 	pick.AllLost:        api.FallbackReason_FALLBACK_REASON_ALL_SILENT,
-	pick.NobodyHeard:    api.FallbackReason_FALLBACK_REASON_STALE,
+	pick.NoHeartbeats:   api.FallbackReason_FALLBACK_REASON_STALE,
 }
 
 func pullOf(p *pick.Pull) *api.Pull {

@@ -98,11 +98,11 @@ func (s *Service) memberState(view *fleet.View, m *fleet.Member, now time.Time) 
 		EngineVersion:         m.Info.EngineVersion,
 		BlockSizeTokens:       uint32(m.Info.BlockSize),
 		CapacityBlocks:        m.Info.Blocks,
-		HeldGpuBlocks:         m.Picture.Held[0],
-		HeldHostBlocks:        m.Picture.Held[1],
-		HeldDiskBlocks:        m.Picture.Held[2],
+		HeldGpuBlocks:         m.CacheState.Held[0],
+		HeldHostBlocks:        m.CacheState.Held[1],
+		HeldDiskBlocks:        m.CacheState.Held[2],
 		ReservedTokens:        reserved.Tokens,
-		ReservedRequests:      uint32(max(0, reserved.Unseen)),
+		ReservedRequests:      uint32(max(0, reserved.Unsampled)),
 		ReportedRequests:      reported.Requests,
 		ReportedPromptTokens:  reported.PromptTokens,
 		ReportedCachedTokens:  reported.CachedTokens,
@@ -170,21 +170,9 @@ func setMember(to *api.Member, m *fleet.Member) {
 
 // setState writes what is believed of a member's cache.
 func setState(to *api.CacheState, m *fleet.Member, b fleet.Belief, now time.Time) {
-	to.Trust, to.Explanation = trustOf(b.Trust), b.Reason
-	to.Epoch, to.Sequence, to.EngineBatches = m.Picture.Epoch, m.Picture.Sequence, m.Picture.EngineBatches
-	to.AgeMs = milliseconds(now.Sub(m.Heard))
-}
-
-func trustOf(t fleet.Trust) api.Trust {
-	switch t {
-	case fleet.Exact:
-		return api.Trust_TRUST_EXACT
-	case fleet.Syncing:
-		return api.Trust_TRUST_SYNCING
-	case fleet.Approximate:
-		return api.Trust_TRUST_APPROXIMATE
-	}
-	return api.Trust_TRUST_UNKNOWN
+	to.Trust, to.Explanation = api.Trust(b.Trust.Wire()), b.Reason
+	to.Epoch, to.Sequence, to.EngineBatches = m.CacheState.Epoch, m.CacheState.Sequence, m.CacheState.EngineBatches
+	to.AgeMs = milliseconds(now.Sub(m.LastHeartbeat))
 }
 
 // loadAge is that of the load sample in ms; false: there is none.

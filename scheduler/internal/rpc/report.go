@@ -72,7 +72,7 @@ func (s *Service) report(r *api.Report, now time.Time) (api.ReportStatus, string
 		return api.ReportStatus_REPORT_STATUS_UNKNOWN_DECISION, "there is no such decision, or no longer"
 	}
 	if name := r.GetMemberId(); name != "" && s.cfg.Fleet.View().Named(name) == nil {
-		return api.ReportStatus_REPORT_STATUS_UNKNOWN_MEMBER, fmt.Sprintf("there is no member %.200q: nobody is charged or blamed for what it served", name)
+		return api.ReportStatus_REPORT_STATUS_UNKNOWN_MEMBER, fmt.Sprintf("there is no member %.200q: nothing is reserved or counted for what it served", name)
 	}
 	return api.ReportStatus_REPORT_STATUS_RECORDED, ""
 }

@@ -26,7 +26,7 @@ type Config struct {
 	Intake *intake.Intake
 	Picker *pick.Picker
 	Fleet  *fleet.Fleet
-	// Ready tells whether the pictures are complete.
+	// Ready tells whether the cache states are complete.
 	Ready func() bool
 	// CallTimeout of unary calls whose caller names no deadline.
 	CallTimeout time.Duration
@@ -37,7 +37,7 @@ type Config struct {
 	Operator func(context.Context) bool
 	// Admission says how requests wait for room.
 	Admission admission.Rules
-	// Warn says what is wrong with a member beside its picture; empty: nothing.
+	// Warn says what is wrong with a member beside its cache state; empty: nothing.
 	// Nil: never anything.
 	Warn func(name string) string
 	// Decided is told of every request of Pick and Score that was understood,

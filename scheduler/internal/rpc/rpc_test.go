@@ -36,7 +36,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const size = 16
 
-// house is a service on real rooms, with three members of model m. Member b
+// house is a service on real packages, with three members of model m. Member b
 // holds the first 4 blocks of prompt, member a the first one.
 type house struct {
 	*Service
@@ -136,8 +136,8 @@ func join(t *testing.T, f *fleet.Fleet, info fleet.Info) fleet.ID {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Heard(id, info, &fleet.Load{At: now, Running: 0, Waiting: 0, Totals: fleet.NoTotals()}, now)
-	f.SetPicture(id, fleet.Picture{Trust: fleet.Exact, Epoch: 7, Sequence: 9, Held: [3]uint64{4, 4, 4}})
+	f.Receive(id, info, &fleet.Load{At: now, Running: 0, Waiting: 0, Totals: fleet.NoTotals()}, now)
+	f.SetCacheState(id, fleet.CacheState{Trust: fleet.Exact, Epoch: 7, Sequence: 9, Held: [3]uint64{4, 4, 4}})
 	return id
 }
 
@@ -199,7 +199,7 @@ func TestAnswerCarriesEverything(t *testing.T) {
 	}
 	p := c.GetCacheState()
 	if p.GetTrust() != api.Trust_TRUST_EXACT || p.GetEpoch() != 7 || p.GetSequence() != 9 || p.GetAgeMs() > 10_000 {
-		t.Errorf("picture %v", p)
+		t.Errorf("cache state %v", p)
 	}
 	cost := c.GetCost()
 	parts := cost.GetWaitMs() + cost.GetLoadMs() + cost.GetPrefillMs() + cost.GetMissMs() + cost.GetEvictMs() + cost.GetDecodeMs()
@@ -404,7 +404,7 @@ func TestFleet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.fleet.Heard(id, fleet.Info{Namespace: "ns", Pod: "other", Models: []string{"other"}}, nil, time.Now())
+	h.fleet.Receive(id, fleet.Info{Namespace: "ns", Pod: "other", Models: []string{"other"}}, nil, time.Now())
 	for model, want := range map[string]int{"": 4, "m": 3, "lora": 3, "other": 1, "none": 0} {
 		f, err := h.admin.ListMembers(t.Context(), &api.ListMembersRequest{Model: model})
 		if err != nil || len(f.GetMembers()) != want || !f.GetReady() {

@@ -118,7 +118,7 @@ func TestOneThatIsCancelledLeavesItsPlace(t *testing.T) {
 	}
 	h.untilWaiting(t, 0)
 	h.finish(t, first)
-	// Its place is free: nothing is charged any more.
+	// Its place is free: nothing is reserved any more.
 	second, err := h.client.Pick(t.Context(), on(&api.Request{}))
 	if err != nil || second.GetRanking().GetQueuedMs() > 0 {
 		t.Errorf("%v, %v", second, err)
@@ -165,7 +165,7 @@ func TestCloseEndsTheWait(t *testing.T) {
 	}
 }
 
-// Many come and go at once: nobody is lost, and nothing stays charged.
+// Many come and go at once: nobody is lost, and nothing stays reserved.
 func TestManyComeAndGo(t *testing.T) {
 	h := waitingRoom(t, admission.Rules{Length: 1000})
 	var g sync.WaitGroup
@@ -195,7 +195,7 @@ func TestManyComeAndGo(t *testing.T) {
 	}
 	members := h.fleet.View().Members
 	at := slices.IndexFunc(members, func(m *fleet.Member) bool { return m.Info.Name == name("a") })
-	await.True(t, "nothing stays charged", func() bool { return members[at].Reserved().Open == 0 })
+	await.True(t, "nothing stays reserved", func() bool { return members[at].Reserved().Open == 0 })
 }
 
 // How requests wait can change while some do. With a length of 0 nobody waits any more.

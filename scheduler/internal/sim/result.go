@@ -53,7 +53,7 @@ type Result struct {
 	// HeadroomShare is nil unless LeastTokens and Oracle ran beside.
 	HeadroomShare *float64 `json:"headroom_share,omitempty"`
 
-	// Stages of a ladder, in order.
+	// Stages of load that has them, in order.
 	Stages []Stage `json:"stages,omitempty"`
 
 	Span     float64  `json:"span_s"`

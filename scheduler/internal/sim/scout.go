@@ -89,10 +89,10 @@ func (s *scout) place(r *request) (*pod, error) {
 		Prompt: pick.Prompt{Keys: r.Keys[:min(len(r.Keys), r.Length/s.cfg.blockSize)], BlockSize: s.cfg.blockSize, Length: r.Length},
 	}
 	d, err := s.queue.Try(q, s.clock())
-	var full *pick.Full
+	var noRoom *pick.NoRoom
 	switch {
-	case errors.As(err, &full):
-		s.wait(r, q, full)
+	case errors.As(err, &noRoom):
+		s.wait(r, q, noRoom)
 		return nil, nil
 	case err != nil:
 		return nil, err

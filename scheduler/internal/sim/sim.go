@@ -31,7 +31,7 @@ type Config struct {
 	// same requests.
 	Arrivals func(seed uint64) arrival.Source
 	Seed     uint64
-	// Stages of the arrivals, where they are a ladder: the result says what
+	// Stages of the arrivals, where they have some: the result says what
 	// became of each.
 	Stages []arrival.Stage
 	// Policy of the scheduler, or Oracle or CapacityOracle; policy.Default

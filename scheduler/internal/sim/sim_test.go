@@ -131,7 +131,7 @@ func TestEveryRequestEndsOnce(t *testing.T) {
 	})
 }
 
-// The scheduler's picture is the engines' state once the wires are quiet,
+// The scheduler's cache state is the engines' state once the wires are quiet,
 // whatever was late, lost or restarted on the way.
 func TestNothingIsBelievedThatIsNotHeld(t *testing.T) {
 	for name, spoil := range map[string]func(*Config){
@@ -165,7 +165,7 @@ func TestNothingIsBelievedThatIsNotHeld(t *testing.T) {
 			s := r.placer.(*scout)
 			for _, p := range r.pods {
 				id := p.wire.id
-				if trust := s.fleet.View().Member(id).Picture.Trust; trust != fleet.Exact {
+				if trust := s.fleet.View().Member(id).CacheState.Trust; trust != fleet.Exact {
 					t.Errorf("%s is %v", p.name, trust)
 				}
 				if got, want := s.index.Count(index.Member(id), index.LaneGPU), len(p.cache.byKey); got != want || want == 0 {
@@ -219,10 +219,10 @@ func TestSameSeedSameBytes(t *testing.T) {
 	}
 }
 
-// The order that published measurements on the first ladder show: blind
+// The order that published measurements on the first staged load show: blind
 // routing is worst, load helps a little, prefixes most, and no router passes
 // the oracle. 75 groups share 6,000 tokens each, five prompts a group: half the
-// ladder's, on half its pods.
+// load's, on half its pods.
 func TestStagesOrder(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	var list []arrival.Request

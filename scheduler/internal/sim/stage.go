@@ -7,7 +7,7 @@ import (
 	"github.com/kvscout/kvscout/scheduler/internal/sim/arrival"
 )
 
-// Stage is what became of the requests that came in one stage of a ladder.
+// Stage is what became of the requests that came in one stage of the load.
 type Stage struct {
 	QPS      float64 `json:"qps"`
 	Requests int     `json:"requests"` // that were served

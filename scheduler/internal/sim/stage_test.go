@@ -6,7 +6,7 @@ import (
 	"github.com/kvscout/kvscout/scheduler/internal/sim/arrival"
 )
 
-// A ladder that climbs past what two pods can serve is slow where it is steep
+// Load that climbs past what two pods can serve is slow where it is steep
 // and was not before.
 func TestStagesSeparateRates(t *testing.T) {
 	w, err := arrival.Generate("shared:groups=4,prompts=0,head=1024,input=8000,output=50,gap=200,stages=1x60+12x60", arrival.Options{BlockSize: 512})

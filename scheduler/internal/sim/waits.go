@@ -24,9 +24,9 @@ type found struct {
 }
 
 // wait lets a request enter the queue, or refuses it.
-func (s *scout) wait(r *request, q *pick.Request, full *pick.Full) {
+func (s *scout) wait(r *request, q *pick.Request, noRoom *pick.NoRoom) {
 	began := s.calendar.now
-	w, err := s.queue.Enter(q, full, int(r.Priority), 0, s.clock(), func(o admission.Outcome) {
+	w, err := s.queue.Enter(q, noRoom, int(r.Priority), 0, s.clock(), func(o admission.Outcome) {
 		r.queued = s.calendar.now - began
 		s.queue.found = append(s.queue.found, found{r, o})
 	})

@@ -16,7 +16,7 @@ const beat = time.Second
 // batch in the order of events, and how loaded it is. It stands for agent, bus
 // and ingest, and keeps their promise: a batch that is lost is noticed by the
 // next one or the next heartbeat, and then nothing is believed of the member
-// until a snapshot has replaced the whole picture.
+// until a snapshot has replaced the whole cache state.
 type wire struct {
 	*scout
 	pod *pod
@@ -25,14 +25,14 @@ type wire struct {
 	epoch    uint64
 	sent     uint64          // batches of this epoch
 	pending  [lanes][]change // of the step under way
-	received uint64          // batches that the picture stands on
+	received uint64          // batches that the cache state stands on
 	synced   bool
 }
 
 func newWire(s *scout, p *pod, id fleet.ID) *wire {
 	w := &wire{scout: s, pod: p, id: id, epoch: 1, synced: true}
 	w.listen()
-	s.fleet.Heard(id, s.info(p), nil, s.clock())
+	s.fleet.Receive(id, s.info(p), nil, s.clock())
 	w.trust(fleet.Exact)
 	// Members do not speak at one moment.
 	offset := func(every time.Duration) time.Duration {
@@ -44,14 +44,14 @@ func newWire(s *scout, p *pod, id fleet.ID) *wire {
 }
 
 func (w *wire) trust(t fleet.Trust) {
-	w.fleet.SetPicture(w.id, fleet.Picture{Trust: t, Epoch: w.epoch, Sequence: w.received, EngineBatches: w.received})
+	w.fleet.SetCacheState(w.id, fleet.CacheState{Trust: t, Epoch: w.epoch, Sequence: w.received, EngineBatches: w.received})
 }
 
 // sample reads the engine's metrics; the scheduler hears of it later.
 func (w *wire) sample() {
 	load := w.pod.load(w.clock())
 	w.calendar.at(w.calendar.now+w.cfg.SampleAge, func() {
-		w.fleet.Heard(w.id, w.info(w.pod), load, w.clock())
+		w.fleet.Receive(w.id, w.info(w.pod), load, w.clock())
 	})
 	w.calendar.at(w.calendar.now+w.cfg.SampleInterval, w.sample)
 }
@@ -61,7 +61,7 @@ func (w *wire) sample() {
 func (w *wire) heartbeat() {
 	epoch, sent := w.epoch, w.sent
 	w.after(w.cfg.EventLag, func() {
-		w.fleet.Heard(w.id, w.info(w.pod), nil, w.clock())
+		w.fleet.Receive(w.id, w.info(w.pod), nil, w.clock())
 		if epoch == w.epoch && w.synced && sent > w.received {
 			w.lost()
 		}
@@ -78,7 +78,7 @@ func (w *wire) after(d time.Duration, what func()) {
 	w.calendar.at(w.calendar.now+d, what)
 }
 
-// lanes of the picture that are kept: what is in GPU memory, and what is there
+// lanes of the cache state that are kept: what is in GPU memory, and what is there
 // or in host memory. No engine here has a disk, and a lane that reaches no
 // deeper than the GPU's means nothing to the scheduler; so without host memory
 // there is only the first.
@@ -146,7 +146,7 @@ func (w *wire) publish() {
 	w.after(w.cfg.EventLag, func() { w.receive(epoch, sequence, batch) })
 }
 
-// receive applies a batch that fits the picture.
+// receive applies a batch that fits the cache state.
 func (w *wire) receive(epoch, sequence uint64, batch []change) {
 	switch {
 	case epoch != w.epoch || sequence <= w.received:
@@ -172,7 +172,7 @@ func (w *wire) apply(c *change) {
 	w.index.Remove(index.Member(w.id), c.lane, c.before, uint32(c.position), c.keys)
 }
 
-// lost forgets the picture and asks for a snapshot.
+// lost forgets the cache state and asks for a snapshot.
 func (w *wire) lost() {
 	w.synced = false
 	w.index.Forget(index.Member(w.id))
@@ -181,7 +181,7 @@ func (w *wire) lost() {
 }
 
 // snapshot is taken by the agent, travels as batches do, and replaces all that
-// was before it. Batches behind it may be on their way: while the picture is
+// was before it. Batches behind it may be on their way: while the cache state is
 // not synced they are dropped, and so the cut must come no later than they.
 func (w *wire) snapshot() {
 	epoch, sequence := w.epoch, w.sent

@@ -32,7 +32,7 @@ const (
 	Ineligible_INELIGIBLE_UNSPECIFIED Ineligible = 0
 	// INELIGIBLE_SLEEPING: the engine sleeps; it is never picked.
 	Ineligible_INELIGIBLE_SLEEPING Ineligible = 1
-	// INELIGIBLE_SILENT: its agent is not heard.
+	// INELIGIBLE_SILENT: its agent sends no heartbeats.
 	Ineligible_INELIGIBLE_SILENT Ineligible = 2
 	// INELIGIBLE_UNREACHABLE: its agent does not reach the engine.
 	Ineligible_INELIGIBLE_UNREACHABLE Ineligible = 3

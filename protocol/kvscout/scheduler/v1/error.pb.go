@@ -59,7 +59,7 @@ const (
 	ErrorReason_ERROR_REASON_NO_CANDIDATE ErrorReason = 10
 	// ERROR_REASON_NO_MEMBERS (UNAVAILABLE, wait): the fleet is empty.
 	ErrorReason_ERROR_REASON_NO_MEMBERS ErrorReason = 11
-	// ERROR_REASON_STARTING (UNAVAILABLE, wait): the scheduler has not heard of all
+	// ERROR_REASON_STARTING (UNAVAILABLE, wait): the scheduler has not received heartbeats of all
 	// members yet, and of those that it knows none serves the request.
 	ErrorReason_ERROR_REASON_STARTING ErrorReason = 12
 	// ERROR_REASON_STOPPING (UNAVAILABLE): the scheduler stops; ask another one.

@@ -107,10 +107,10 @@ const (
 	FallbackReason_FALLBACK_REASON_NO_CACHE_STATE FallbackReason = 6
 	// FALLBACK_REASON_ALL_FAILING: callers reported failures of every candidate.
 	FallbackReason_FALLBACK_REASON_ALL_FAILING FallbackReason = 7
-	// FALLBACK_REASON_ALL_SILENT: no candidate is heard, or none is in its agent's
+	// FALLBACK_REASON_ALL_SILENT: no candidate sends heartbeats, or none is in its agent's
 	// reach.
 	FallbackReason_FALLBACK_REASON_ALL_SILENT FallbackReason = 8
-	// FALLBACK_REASON_STALE: no member at all is heard; this is the last known
+	// FALLBACK_REASON_STALE: no member at all sends heartbeats; this is the last known
 	// state.
 	FallbackReason_FALLBACK_REASON_STALE FallbackReason = 9
 )
@@ -625,15 +625,18 @@ func (x *Member) GetRank() uint32 {
 	return 0
 }
 
-// CachedTokens is the usable prefix by where it lies. The parts add up.
+// CachedTokens is the usable prefix by where it lies. The parts add up to what
+// is expected to be cached when the request starts. All but predicted is held
+// now.
 type CachedTokens struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Gpu   uint32                 `protobuf:"varint,1,opt,name=gpu,proto3" json:"gpu,omitempty"`
 	// host and disk are what comes beyond the tiers before.
 	Host uint32 `protobuf:"varint,2,opt,name=host,proto3" json:"host,omitempty"`
 	Disk uint32 `protobuf:"varint,3,opt,name=disk,proto3" json:"disk,omitempty"`
-	// predicted is what an earlier decision sent there and no event has confirmed,
-	// or what the last known state has of a member that is not heard.
+	// predicted is what an earlier decision sent there and no event has confirmed:
+	// the engine will have scheduled it when this request starts. Of a member that
+	// sends no heartbeats it is what the last known state has.
 	Predicted     uint32 `protobuf:"varint,4,opt,name=predicted,proto3" json:"predicted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -805,7 +808,7 @@ type CacheState struct {
 	// epoch of the engine's process and sequence of the last change in it.
 	Epoch    uint64 `protobuf:"fixed64,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Sequence uint64 `protobuf:"varint,4,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// age_ms since the member was last heard.
+	// age_ms since the member's last heartbeat.
 	AgeMs float64 `protobuf:"fixed64,5,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
 	// engine_batches that the state stands on: one more than the sequence of the
 	// engine's newest event batch; 0: none.

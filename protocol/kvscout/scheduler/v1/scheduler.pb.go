@@ -91,7 +91,7 @@ const (
 	ReportStatus_REPORT_STATUS_RECORDED    ReportStatus = 1
 	// REPORT_STATUS_UNKNOWN_DECISION: there is no such decision, or no longer.
 	ReportStatus_REPORT_STATUS_UNKNOWN_DECISION ReportStatus = 2
-	// REPORT_STATUS_UNKNOWN_MEMBER: recorded, but nobody is charged or blamed for
+	// REPORT_STATUS_UNKNOWN_MEMBER: recorded, but nothing is reserved or counted for
 	// what that member served.
 	ReportStatus_REPORT_STATUS_UNKNOWN_MEMBER ReportStatus = 3
 	// REPORT_STATUS_INVALID: the report contradicts itself, or names no decision

@@ -1,5 +1,5 @@
 // Package arrival says which requests come to a simulated fleet and when:
-// traces that were recorded, ladders and other generators, and closed loops
+// traces that were recorded, load in stages and other generators, and closed loops
 // that go on when an answer is complete. It knows nothing of engines, members
 // or policies.
 //
@@ -43,11 +43,11 @@ type Source interface {
 // gives the same requests. Its methods may run beside each other.
 type Workload struct {
 	Name   string
-	Stages []Stage // of a ladder, in order; else empty
+	Stages []Stage // of load that has them, in order; else empty
 	play   func(seed uint64) Source
 }
 
-// Stage is a stretch of a ladder with one rate.
+// Stage is a stretch of load with one rate.
 type Stage struct {
 	QPS        float64
 	Start, End time.Duration

@@ -22,7 +22,7 @@ func generated(t *testing.T, spec string, size int) Workload {
 	return w
 }
 
-// The ceilings of the ladders follow from their published numbers: 750 prompts
+// The ceilings of the staged loads follow from their published numbers: 750 prompts
 // of 6,000 + 1,200 tokens and 249 of 8,000 + 1,000. Those of the closed loops
 // follow from published means and bounds, which leave the rest of the
 // distributions open.
@@ -38,7 +38,7 @@ func TestCeilingsAreWhatIsKnown(t *testing.T) {
 	}
 }
 
-func TestLaddersKeepTheirRates(t *testing.T) {
+func TestStagesKeepTheirRates(t *testing.T) {
 	for _, spec := range []string{"r1", "r2", "unshared"} {
 		w := generated(t, spec, 512)
 		list := all(w.Play(1))
@@ -226,7 +226,7 @@ func TestBadSpecsSayWhatIsWanted(t *testing.T) {
 		}
 	}
 	if _, err := Generate("r1", Options{BlockSize: 16, Speed: 2}); err == nil || !strings.Contains(err.Error(), "speed") {
-		t.Errorf("speed of a ladder: %v", err)
+		t.Errorf("speed of staged load: %v", err)
 	}
 }
 

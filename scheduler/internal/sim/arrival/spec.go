@@ -21,9 +21,9 @@ func Generators() []string {
 
 // presets are complete specs in the words that callers use to change them.
 var presets = []struct{ name, about, spec string }{
-	{"r1", "llm-d's ladder on 8 pods of Qwen3-32B", "groups=150,prompts=5,head=6000,input=1200,output=500,gap=150," +
+	{"r1", "llm-d's load stages on 8 pods of Qwen3-32B", "groups=150,prompts=5,head=6000,input=1200,output=500,gap=150," +
 		"stages=15x50+3x20+10x20+15x20+20x38+22x34+25x30+30x25+35x21+40x38+43x36+46x33+49x30+52x29+55x27+57x26+60x25"},
-	{"r2", "llm-d's ladder on 4 pods of Llama-70B", "groups=83,prompts=3,head=8000,input=1000,output=1000,gap=150,times=constant," +
+	{"r2", "llm-d's load stages on 4 pods of Llama-70B", "groups=83,prompts=3,head=8000,input=1000,output=1000,gap=150,times=constant," +
 		"stages=9x30+3x210+4x180+5x120+6x120+8x90+10x70+12x60+15x50+20x50"},
 	{"shared", "groups of prompts with one head each", "groups=150,prompts=5,head=6000,input=1200,output=250,qps=20,seconds=60"},
 	{"unshared", "prompts that share nothing, at rising speed", "groups=1,prompts=0,head=0,input=6000~6000:100-60000,output=300~200:10-1000," +
@@ -80,7 +80,7 @@ func Generate(spec string, o Options) (Workload, error) {
 
 // generator is what a spec's words change.
 type generator struct {
-	open         ladder
+	open         staged
 	loop         loops
 	words        map[string]func(string) error
 	qps, seconds float64

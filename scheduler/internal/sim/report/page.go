@@ -186,9 +186,9 @@ func (p Page) cell(b *bytes.Buffer, c Cell) {
 		b.WriteString("Did not run.\n\n")
 		return
 	}
-	ladder := len(rows[0].Stages) > 1
+	staged := len(rows[0].Stages) > 1
 	knee, line := "", ""
-	if ladder {
+	if staged {
 		knee, line = " knee QPS | peak tok/s |", "--:|--:|"
 	}
 	fmt.Fprintf(b, "| policy | TTFT mean | p50 | p90 | p99 s | ITL ms | hit | goodput | tok/s | load CV | rejects | headroom |%s\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|%s\n", knee, line)
@@ -199,7 +199,7 @@ func (p Page) cell(b *bytes.Buffer, c Cell) {
 		}
 		fmt.Fprintf(b, "| %s | %s ± %s | %s | %s | %s | %s | %.3f | %.3f | %.0f | %.3f | %d | %s |", name, number(r.TTFTMean), number((r.High-r.Low)/2),
 			number(r.TTFTP50), number(r.TTFTP90), number(r.TTFTP99), number(r.ITLMean), r.TokenHit, r.Goodput, r.Throughput, r.LoadCV, r.Rejects, headroom(r, rows))
-		if ladder {
+		if staged {
 			last, peak := r.knee()
 			fmt.Fprintf(b, " %s | %.0f |", last, peak)
 		}

@@ -132,7 +132,7 @@ func Plan() []Section {
 			spoiled(base, "coldpod", Spoil{Adds: []time.Duration{10 * time.Minute}}),
 		}, noChart},
 		{"A fleet that knows nothing", "The first ten minutes of the conversation trace at twice its speed with four times the memory, and their first quarter: nothing is cached and nothing is learned when they begin.", []Cell{unknown, beginning}, noChart},
-		{"Groups with long heads, rising load: llm-d's ladder on Qwen3-32B", "150 groups of 5 prompts, 6,000 + 1,200 tokens, 500 to generate.", []Cell{generated("r1", "r1", 8, sim.DefaultEngine)}, byCell},
+		{"Groups with long heads, rising load: llm-d's load stages on Qwen3-32B", "150 groups of 5 prompts, 6,000 + 1,200 tokens, 500 to generate.", []Cell{generated("r1", "r1", 8, sim.DefaultEngine)}, byCell},
 		{"The same on Llama-70B", "83 groups of 3 prompts, 8,000 + 1,000 tokens, 1,000 to generate, evenly spaced.", []Cell{generated("r2", "r2", 4, "llama-3.1-70b-h100-tp4")}, byCell},
 		{"Closed loops", "Sessions that ask their next turn when the last was answered; what was generated is part of the next prompt.", closed, byCell},
 		{"Do no harm", "Workloads in which there is little or nothing to share.", []Cell{

@@ -34,7 +34,7 @@ var (
 )
 
 // Picture draws what each policy came to: times to the first token, hits
-// against the ceiling and how evenly the pods were used; of a ladder also the
+// against the ceiling and how evenly the pods were used; of load in stages also the
 // curves over its rates.
 func Picture(w io.Writer, title string, results []sim.Result) error {
 	if len(results) == 0 {
@@ -52,7 +52,7 @@ func Picture(w io.Writer, title string, results []sim.Result) error {
 	}
 	total := high + top
 	if curves != nil {
-		total += ladderHeight
+		total += stagesHeight
 	}
 	page := newPage(1000, total, title)
 	c := draw.Crop(page.Canvas, 0, 0, total-high-top, -top)
@@ -67,7 +67,7 @@ func Picture(w io.Writer, title string, results []sim.Result) error {
 	return page.write(w)
 }
 
-const ladderHeight = vg.Length(330)
+const stagesHeight = vg.Length(330)
 
 // blank is a plot in a font without serifs.
 func blank() *plot.Plot {
@@ -240,7 +240,7 @@ type Line struct {
 
 // Curves draws panels side by side with one legend.
 func Curves(w io.Writer, title string, panels ...Panel) error {
-	page := newPage(vg.Length(320*len(panels)+190), ladderHeight+40, title)
+	page := newPage(vg.Length(320*len(panels)+190), stagesHeight+40, title)
 	var plots []*plot.Plot
 	for _, p := range panels {
 		plots = append(plots, curve(p))

@@ -198,7 +198,7 @@ func TestThePageLinksOnlyWhatThereIs(t *testing.T) {
 		}
 	}
 	if !strings.Contains(text, " 15 | 900 |") {
-		t.Error("the ladder's knee is not 15 a second or its peak not 900 tokens/s")
+		t.Error("the load's knee is not 15 a second or its peak not 900 tokens/s")
 	}
 }
 

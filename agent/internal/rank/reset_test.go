@@ -1,0 +1,125 @@
+package rank
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kvscout/kvscout/agent/internal/publish"
+	"github.com/kvscout/kvscout/agent/internal/vllm"
+	"github.com/kvscout/kvscout/protocol"
+	"github.com/kvscout/kvscout/protocol/pb"
+)
+
+type publishLanes = protocol.Held
+
+var now = time.Now
+
+// TestResetOfAnIdleEngine tells looks at an engine: the counter of reset
+// requests, how much its stream has moved when the look began and when it was
+// weighed, and whether it was idle.
+func TestResetOfAnIdleEngine(t *testing.T) {
+	type look struct {
+		resets, sleeps float64
+		idle, asleep   bool
+		at, now        Position
+		clear, certain bool
+	}
+	still := Position{batches: 5, clears: 1}
+	moved := Position{batches: 6, clears: 1}
+	cleared := Position{batches: 6, clears: 2}
+	for _, c := range []struct {
+		name  string
+		looks []look
+	}{
+		{"nothing happens", []look{{resets: 3, idle: true, at: still, now: still}, {resets: 3, idle: true, at: still, now: still}}},
+		{"reset while idle", []look{{resets: 3, idle: true, at: still, now: still}, {resets: 4, idle: true, at: still, now: still, clear: true, certain: true},
+			{resets: 4, idle: true, at: still, now: still}}},
+		{"announced with the next request", []look{{resets: 3, idle: true, at: still, now: still}, {resets: 4, idle: true, at: cleared, now: cleared}, {resets: 4, idle: true, at: cleared, now: cleared}}},
+		{"announced between page and weighing", []look{{resets: 3, idle: true, at: still, now: cleared}, {resets: 4, idle: true, at: cleared, now: cleared}, {resets: 4, idle: true, at: cleared, now: cleared}}},
+		{"after a request, then idle", []look{{resets: 3, idle: true, at: still, now: still}, {resets: 4, idle: true, at: moved, now: moved}, {resets: 4, idle: true, at: moved, now: moved, clear: true}}},
+		{"refused while busy", []look{{resets: 3, at: still, now: still}, {resets: 4, at: still, now: still}, {resets: 4, idle: true, at: moved, now: moved}, {resets: 4, idle: true, at: moved, now: moved}}},
+		{"announced after the suspicion", []look{{resets: 3, at: still, now: still}, {resets: 4, at: still, now: still}, {resets: 4, idle: true, at: cleared, now: cleared}}},
+		{"two at once, one announced", []look{{resets: 3, idle: true, at: still, now: still}, {resets: 5, idle: true, at: cleared, now: cleared}, {resets: 5, idle: true, at: cleared, now: cleared, clear: true}}},
+		{"asleep and awake between two looks", []look{{sleeps: 1, idle: true, at: still, now: still}, {sleeps: 2, idle: true, at: still, now: still, clear: true}, {sleeps: 2, idle: true, at: still, now: still}}},
+		{"asleep", []look{{idle: true, at: still, now: still}, {sleeps: 1, idle: true, asleep: true, at: still, now: still, clear: true, certain: true}, {sleeps: 1, idle: true, at: still, now: still}}},
+		{"asleep, awake and announced with the next request", []look{{idle: true, at: still, now: still}, {sleeps: 1, idle: true, at: cleared, now: cleared}, {sleeps: 1, idle: true, at: cleared, now: cleared}}},
+		{"counter of a new process", []look{{resets: 3, idle: true, at: still, now: still}, {resets: 0, idle: true, at: still, now: still}, {resets: 0, idle: true, at: still, now: still}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var w resetWatch
+			for i, l := range c.looks {
+				clear, certain := w.judge(Emptied{Known: true, Resets: l.resets, Sleeps: l.sleeps}, l.idle, l.asleep, l.at, l.now)
+				if clear != l.clear || certain != l.certain {
+					t.Errorf("look %d: clear %v, certain %v", i, clear, certain)
+				}
+			}
+		})
+	}
+}
+
+// TestResetBeforeTheFirstLookOfAnEpoch is an engine that is reset when its agent
+// has only just begun, or begun anew.
+func TestResetBeforeTheFirstPollOfAnEpoch(t *testing.T) {
+	w := resetWatch{counted: Emptied{Known: true, Resets: 3}, idle: true, before: Position{batches: 9, clears: 2}, pending: true}.anew()
+	still := Position{epoch: 2, batches: 4}
+	for i, want := range []bool{false, true, false} {
+		clear, certain := w.judge(Emptied{Known: true, Resets: 4}, true, false, still, still)
+		if clear != want || certain {
+			t.Errorf("look %d: clear %v, certain %v", i, clear, certain)
+		}
+	}
+	w = w.anew()
+	for i := range 3 { // the counter of another process
+		if clear, _ := w.judge(Emptied{Known: true}, true, false, still, still); clear {
+			t.Errorf("look %d took a new process for a reset", i)
+		}
+	}
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func held(t *testing.T, r *Rank) (uint64, publish.State) {
+	t.Helper()
+	_, st := r.Drain(nil)
+	return st.Lanes[0].Count, st
+}
+
+func TestWeighClears(t *testing.T) {
+	idle := &vllm.Load{Running: ptr(0.0), Waiting: ptr(0.0)}
+	t.Run("asleep", func(t *testing.T) {
+		r := testRank(t, Identity{Model: "m", Reported: 2})
+		r.State(vllm.Exact, "")
+		r.Apply(vllm.Mark{Sequence: 0}, chain(3))
+		before := r.Position()
+		r.Apply(vllm.Mark{Sequence: 1}, vllm.Batch{})
+		r.weigh(&vllm.Load{Sleeping: ptr(true)}, Emptied{}, before, now())
+		if n, _ := held(t, r); n != 3 {
+			t.Errorf("%d blocks: metrics older than the events were believed", n)
+		}
+		r.weigh(&vllm.Load{Sleeping: ptr(true)}, Emptied{}, r.Position(), now())
+		if n, st := held(t, r); n != 0 || st.Trust != pb.Trust_TRUST_EXACT {
+			t.Errorf("%d blocks, %v", n, st)
+		}
+	})
+	t.Run("reset", func(t *testing.T) {
+		r := testRank(t, Identity{Model: "m", Reported: 2})
+		r.State(vllm.Exact, "")
+		r.Apply(vllm.Mark{Sequence: 0}, chain(3))
+		r.weigh(idle, Emptied{Known: true, Resets: 0}, r.Position(), now())
+		r.weigh(idle, Emptied{Known: true, Resets: 1}, r.Position(), now())
+		if n, st := held(t, r); n != 0 || st.Trust != pb.Trust_TRUST_EXACT {
+			t.Errorf("%d blocks, %v", n, st)
+		}
+	})
+	t.Run("reset, perhaps", func(t *testing.T) {
+		r := testRank(t, Identity{Model: "m", Reported: 2})
+		r.State(vllm.Exact, "")
+		r.weigh(idle, Emptied{Known: true, Resets: 0}, r.Position(), now())
+		r.Apply(vllm.Mark{Sequence: 0}, chain(3))
+		r.weigh(idle, Emptied{Known: true, Resets: 1}, r.Position(), now())
+		r.weigh(idle, Emptied{Known: true, Resets: 1}, r.Position(), now())
+		if n, st := held(t, r); n != 0 || st.Trust != pb.Trust_TRUST_APPROXIMATE {
+			t.Errorf("%d blocks, %v", n, st)
+		}
+	})
+}

@@ -1,0 +1,38 @@
+package e2e
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
+	"github.com/kvscout/kvscout/e2e/fakevllm"
+	"github.com/kvscout/kvscout/e2e/stage"
+)
+
+// TestMetricsAreAsPrometheusWants holds both pages, of programs that have work,
+// against the linter behind promtool check metrics.
+func TestMetricsAreAsPrometheusWants(t *testing.T) {
+	t.Parallel()
+	p := open(t, stage.Options{})
+	e := p.engine(fakevllm.Config{}).watched("pod")
+	for seed := range uint64(8) {
+		q := random(seed, 160)
+		e.complete(q)
+		e.truth(patience, q)
+		p.pick(question(q))
+	}
+	for name, admin := range map[string]string{"scheduler": p.Admin, "agent": e.agent.Admin()} {
+		page := scraped(t, admin, "text/plain")
+		problems, err := promlint.New(strings.NewReader(page)).Lint()
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		for _, problem := range problems {
+			t.Errorf("%s: %s: %s", name, problem.Metric, problem.Text)
+		}
+		if lag := p.counted(admin, "kvscout_"+name+"_event_lag_seconds_count", ""); lag < 1 {
+			t.Errorf("%s: the lag of events was measured %v times", name, lag)
+		}
+	}
+}

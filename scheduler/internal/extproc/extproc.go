@@ -1,0 +1,352 @@
+// Package extproc is an endpoint picker for gateways: Envoy's external processing,
+// as the Gateway API Inference Extension uses it. A data plane shows each
+// request on a stream of its own, sends it where it is told, and shows the answer
+// on the same stream: so what became of a decision is reported without anybody's
+// work.
+//
+// What is decided, and how, is the API's: here are only the messages. exchange is
+// the state of one stream and pure; this file is the shell that receives, asks
+// and sends.
+package extproc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+)
+
+// ServiceName is what data planes ask the health of.
+const ServiceName = "envoy.service.ext_proc.v3.ExternalProcessor"
+
+// maxExchanges at a time: each takes a stream and two goroutines at most.
+const maxExchanges = 32768
+
+// Config of a Server. All must be set.
+type Config struct {
+	// Pick, Score and Report are the API's, with its errors, deadlines and limits.
+	Pick   func(context.Context, *api.PickRequest) (*api.PickResponse, error)
+	Score  func(context.Context, *api.ScoreRequest) (*api.ScoreResponse, error)
+	Report func(context.Context, *api.ReportRequest) (*api.ReportResponse, error)
+	// Fleet says who listens where.
+	Fleet *fleet.Fleet
+	Options
+	Log *slog.Logger
+}
+
+// Options are what an operator may choose.
+type Options struct {
+	// Endpoints are named at most for each request, in the order in which they are to
+	// be tried; at least 1.
+	Endpoints int
+	// Objectives are the priorities of requests by the objective that they name.
+	Objectives map[string]int32
+	// Priority: the engines serve by the priority in the body of a request, and get
+	// it where the client gives none.
+	Priority bool
+}
+
+// Server implements Envoy's service.
+type Server struct {
+	extproc.UnimplementedExternalProcessorServer
+	cfg    Config
+	bodies budget
+	open   atomic.Int64
+	counts [outcomes]atomic.Uint64
+}
+
+// New returns a Server.
+func New(cfg Config) *Server { return &Server{cfg: cfg} }
+
+// Register makes a gRPC server serve it.
+func (s *Server) Register(to grpc.ServiceRegistrar) { extproc.RegisterExternalProcessorServer(to, s) }
+
+// Outcome of an exchange.
+type Outcome uint8
+
+const (
+	// Forwarded to the endpoint that was picked.
+	Forwarded Outcome = iota
+	// Refused by an answer of our own.
+	Refused
+	// Abandoned by the client, or answered by the data plane, before that.
+	Abandoned
+	// Broken: the data plane did not keep to the protocol.
+	Broken
+	outcomes
+)
+
+func (o Outcome) String() string {
+	return [...]string{"forwarded", "refused", "abandoned", "broken"}[o]
+}
+
+// Stats of a Server.
+type Stats struct {
+	// Open exchanges, and the Bytes of bodies in them.
+	Open, Bytes int64
+	// Ended exchanges by Outcome.
+	Ended [outcomes]uint64
+}
+
+// Stats returns the counts.
+func (s *Server) Stats() Stats {
+	st := Stats{Open: s.open.Load(), Bytes: s.bodies.held.Load()}
+	for o := range outcomes {
+		st.Ended[o] = s.counts[o].Load()
+	}
+	return st
+}
+
+// stream is the shell of one exchange. Its messages are taken where they are
+// received; what is asked for comes on a goroutine of its own, so that the end of
+// a request that waits is heard at once.
+type stream struct {
+	*Server
+	wire   extproc.ExternalProcessor_ProcessServer
+	ctx    context.Context
+	cancel context.CancelFunc // of what is asked for
+	asking sync.WaitGroup
+
+	mu       sync.Mutex // guards exchange, and is held while its answers are sent
+	exchange exchange
+}
+
+// Process serves one exchange.
+func (s *Server) Process(wire extproc.ExternalProcessor_ProcessServer) error {
+	defer s.open.Add(-1)
+	if s.open.Add(1) > maxExchanges {
+		return wire.Send(refusal{status: 429, reason: "rejected-saturated", text: "too many requests are under way", wait: time.Second}.answer())
+	}
+	st := &stream{Server: s, wire: wire, exchange: exchange{bodies: &s.bodies}}
+	st.ctx, st.cancel = context.WithCancel(wire.Context())
+	defer st.asking.Wait()
+	defer st.cancel()
+	err := st.receive()
+	st.mu.Lock()
+	outcome := Abandoned
+	switch x := &st.exchange; {
+	case errors.Is(err, errProtocol):
+		outcome = Broken
+		s.cfg.Log.Warn("data plane does not keep to the protocol", "error", err, "do", "see docs/PROXIES.md")
+		err = status.Error(codes.InvalidArgument, err.Error())
+	case x.refusal != 0:
+		outcome = Refused
+	case !x.forwarded.IsZero():
+		outcome = Forwarded
+	}
+	last := st.exchange.end()
+	st.mu.Unlock()
+	s.counts[outcome].Add(1)
+	st.do(last)
+	return err
+}
+
+func (st *stream) receive() error {
+	for {
+		m, err := st.wire.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := st.step(func(x *exchange) (step, error) { return x.receive(m, time.Now()) }); err != nil {
+			return err
+		}
+	}
+}
+
+// step lets the exchange take something and does what it says.
+func (st *stream) step(take func(*exchange) (step, error)) error {
+	next, err := func() (step, error) {
+		st.mu.Lock()
+		defer st.mu.Unlock()
+		next, err := take(&st.exchange)
+		for _, a := range next.answers {
+			if err == nil {
+				err = st.wire.Send(a)
+			}
+		}
+		return next, err
+	}()
+	st.do(next)
+	return err
+}
+
+func (st *stream) do(next step) {
+	if next.giveUp {
+		st.cancel()
+	}
+	if next.report != nil {
+		st.report(next.report)
+	}
+	if next.ask != nil {
+		st.asking.Go(func() { st.ask(next.ask) })
+	}
+}
+
+func (st *stream) ask(a *ask) {
+	defer func() {
+		if r := recover(); r != nil {
+			st.cfg.Log.Error("exchange panicked", "panic", fmt.Sprint(r), "stack", string(debug.Stack()))
+			st.cancel()
+		}
+	}()
+	c, err := st.decide(st.ctx, a)
+	// Where sending fails the stream is over, and receive hears so.
+	_ = st.step(func(x *exchange) (step, error) {
+		switch why := (refusal{}); {
+		case err == nil:
+			return x.picked(c, time.Now()), nil
+		case errors.As(err, &why):
+			return x.failed(why), nil
+		}
+		return x.failed(refusalOf(err)), nil
+	})
+}
+
+// report tells what became of a decision. Who answered is named by its address:
+// one that no member has stays as it is, so that nobody is charged.
+func (st *stream) report(r *api.Report) {
+	if r.GetMemberId() != "" {
+		for _, m := range st.cfg.Fleet.View().Members {
+			if m.Info.Address == r.GetMemberId() {
+				r.MemberId = m.Info.Name
+				break
+			}
+		}
+	}
+	// The stream may be over, and the report is due all the same.
+	if _, err := st.cfg.Report(context.WithoutCancel(st.ctx), &api.ReportRequest{Reports: []*api.Report{r}}); err != nil {
+		st.cfg.Log.Warn("report failed", "decision", r.GetDecisionId(), "error", err, "do", "see the code in docs/OPERATIONS.md")
+	}
+}
+
+// decide asks the API.
+func (s *Server) decide(ctx context.Context, a *ask) (*choice, error) {
+	view := s.cfg.Fleet.View()
+	if a.subset.given {
+		var addresses []string
+		for _, m := range view.Members {
+			addresses = append(addresses, m.Info.Address)
+		}
+		slices.Sort(addresses)
+		for _, address := range slices.Compact(a.subset.among(addresses)) {
+			a.request.Candidates = append(a.request.Candidates, &api.MemberRef{Ref: &api.MemberRef_Address{Address: address}})
+		}
+		if len(a.request.GetCandidates()) == 0 {
+			return nil, nobodyIn
+		}
+	}
+	a.request.Priority = s.cfg.Objectives[first(a.request.GetHeaders(), "x-llm-d-inference-objective", "x-gateway-inference-objective")]
+	a.request.MaxCandidates = uint32(max(s.cfg.Endpoints, 3))
+	if a.request.GetPrompt() != nil {
+		p, err := s.cfg.Pick(ctx, &api.PickRequest{Request: a.request})
+		if err == nil {
+			return s.choose(ctx, view, p.GetDecisionId(), p.GetRanking())
+		}
+		if !a.lax || status.Code(err) != codes.InvalidArgument {
+			return nil, err
+		}
+	}
+	return s.anywhere(ctx, view, a)
+}
+
+// anywhere is for requests that name no model, such as those that list the
+// models: any member that is there will do, of the first model that has one.
+func (s *Server) anywhere(ctx context.Context, view *fleet.View, a *ask) (*choice, error) {
+	var err error = nobody
+	var models []string
+	for _, m := range view.Members {
+		if len(m.Info.Models) == 0 || slices.Contains(models, m.Info.Models[0]) {
+			continue
+		}
+		models = append(models, m.Info.Models[0])
+		r := &api.Request{Model: m.Info.Models[0], Candidates: a.request.GetCandidates(), MaxCandidates: a.request.GetMaxCandidates()}
+		var answer *api.ScoreResponse
+		if answer, err = s.cfg.Score(ctx, &api.ScoreRequest{Request: r}); err == nil {
+			return s.choose(ctx, view, "", answer.GetRanking())
+		}
+	}
+	return nil, err
+}
+
+// choose makes a choice of a ranking.
+func (s *Server) choose(ctx context.Context, view *fleet.View, decision string, r *api.Ranking) (*choice, error) {
+	candidates := r.GetCandidates()
+	best := candidates[0]
+	cached := best.GetCachedTokens()
+	c := &choice{decision: decision, cached: cached.GetGpu() + cached.GetHost() + cached.GetDisk() + cached.GetPredicted()}
+	if s.cfg.Priority {
+		c.priority = &r.EnginePriority
+	}
+	set := func(name, value string) {
+		if c.headers == nil {
+			c.headers = make(map[string]string)
+		}
+		c.headers[name] = value
+	}
+	if pull := best.GetPull().GetFrom().GetAddress(); pull != "" {
+		set(pullHeader, pull)
+	}
+	if decode := r.GetDecode(); decode != nil {
+		// Who decodes is asked, and has the prompt computed by the other one.
+		set(prefillHeader, best.GetMember().GetAddress())
+		candidates = []*api.Candidate{decode}
+	}
+	first := candidates[0].GetMember()
+	if first.GetAddress() == "" || best.GetMember().GetAddress() == "" {
+		return nil, errors.Join(nobody, s.withdraw(ctx, decision))
+	}
+	sharing := 0
+	for _, m := range view.Members {
+		if m.Info.Address == first.GetAddress() {
+			sharing++
+		}
+	}
+	if sharing > 1 {
+		// One address stands for several ranks, which the engine tells apart; those
+		// of another one are others.
+		candidates = candidates[:1]
+		set(rankHeader, strconv.FormatUint(uint64(first.GetRank()), 10))
+	}
+	for _, candidate := range candidates {
+		if address := candidate.GetMember().GetAddress(); address != "" && !slices.Contains(c.endpoints, address) && len(c.endpoints) < s.cfg.Endpoints {
+			c.endpoints = append(c.endpoints, address)
+		}
+	}
+	return c, nil
+}
+
+const (
+	// rankHeader tells vLLM which of its data-parallel ranks is to serve a request.
+	rankHeader = "x-data-parallel-rank"
+	// prefillHeader and pullHeader tell the proxy beside the engine, as llm-d's, who
+	// is to compute the prompt, and whose cache has what can be pulled.
+	prefillHeader = "x-prefiller-host-port"
+	pullHeader    = "x-kv-cache-source-host-port"
+)
+
+// withdraw a decision that nobody can be sent to.
+func (s *Server) withdraw(ctx context.Context, decision string) error {
+	if decision == "" {
+		return nil
+	}
+	_, err := s.cfg.Report(context.WithoutCancel(ctx), &api.ReportRequest{Reports: []*api.Report{{DecisionId: decision, Outcome: api.Outcome_OUTCOME_CANCELLED}}})
+	return err
+}

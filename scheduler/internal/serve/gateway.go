@@ -1,0 +1,74 @@
+package serve
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
+	"github.com/kvscout/kvscout/scheduler/internal/extproc"
+	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+)
+
+const (
+	// liveness and readiness are what gateways ask the health of, besides the
+	// service itself.
+	liveness, readiness = "liveness", "readiness"
+	// noticeWait is how long gateways may take to see that no new requests are
+	// wanted, until when they are served.
+	noticeWait = 3 * time.Second
+)
+
+// Gateway is what gateways ask, on the same steps as the API.
+func (c *Config) Gateway(fleet *fleet.Fleet, options extproc.Options, log *slog.Logger) *extproc.Server {
+	return extproc.New(extproc.Config{
+		Pick:    within(c, api.Scheduler_Pick_FullMethodName, c.Service.Pick),
+		Score:   within(c, api.Scheduler_Score_FullMethodName, c.Service.Score),
+		Report:  within(c, api.Scheduler_Report_FullMethodName, c.Service.Report),
+		Fleet:   fleet,
+		Options: options,
+		Log:     log,
+	})
+}
+
+// within makes a call of the API one of this process: limits, deadlines, errors,
+// metrics and logs are the same, and nothing is copied.
+func within[Q, A any](c *Config, method string, handle func(context.Context, *Q) (*A, error)) func(context.Context, *Q) (*A, error) {
+	info := &grpc.UnaryServerInfo{FullMethod: method}
+	call := func(ctx context.Context, req any) (any, error) { return handle(ctx, req.(*Q)) }
+	for _, intercept := range slices.Backward(c.unary()) {
+		inner := call
+		call = func(ctx context.Context, req any) (any, error) { return intercept(ctx, req, info, inner) }
+	}
+	return func(ctx context.Context, req *Q) (*A, error) {
+		resp, err := call(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		return resp.(*A), nil
+	}
+}
+
+// newExtProc serves gateways.
+func (s *Server) newExtProc() *grpc.Server {
+	server := grpc.NewServer(append(s.cfg.Options(), creds(s.cfg.ExtProcTLS), grpc.MaxRecvMsgSize(extproc.MaxMessage))...)
+	s.cfg.ExtProc.Register(server)
+	healthpb.RegisterHealthServer(server, alive{s.health})
+	return server
+}
+
+// alive is a health service that says besides that the process answers, whatever
+// else it says.
+type alive struct{ *health.Server }
+
+func (a alive) Check(ctx context.Context, req *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
+	if req.GetService() == liveness {
+		return &healthpb.HealthCheckResponse{Status: healthpb.HealthCheckResponse_SERVING}, nil
+	}
+	return a.Server.Check(ctx, req)
+}

@@ -149,8 +149,8 @@ const (
 	MaxMarks = 256
 	// MaxReason bounds a verdict's texts in bytes.
 	MaxReason = 512
-	// maxRelease bounds what is repeated of a release's name.
-	maxRelease = 64
+	// MaxRelease bounds what is repeated of a release's name.
+	MaxRelease = 64
 	// MaxInfo bounds what a heartbeat says of its member in bytes, and MaxNames
 	// the models and adapters that it names.
 	MaxInfo  = 64 << 10

@@ -28,7 +28,7 @@ func (v OtherVersion) Error() string {
 // Explain says who speaks which version, and of which release either is.
 func (v OtherVersion) Explain(they, theirRelease, we, ourRelease string) string {
 	return fmt.Sprintf("%s (release %s) speaks version %d of the protocol, %s (release %s) version %d: upgrade the older of the two",
-		they, cmp.Or(Shorten(maxRelease, theirRelease), "unknown"), uint32(v), we, cmp.Or(ourRelease, "unknown"), Version)
+		they, cmp.Or(Shorten(MaxRelease, theirRelease), "unknown"), uint32(v), we, cmp.Or(ourRelease, "unknown"), Version)
 }
 
 // checkVersion refuses all versions but ours.

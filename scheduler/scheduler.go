@@ -20,6 +20,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"golang.org/x/sync/errgroup"
 
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/logging"
 	"github.com/kvscout/kvscout/protocol/settings"
 	"github.com/kvscout/kvscout/protocol/telemetry"
@@ -148,6 +149,7 @@ func New(cfg Config) (*Scheduler, error) {
 		Picker:      s.picker,
 		Fleet:       s.fleet,
 		Ready:       s.ready,
+		Self:        s.self,
 		CallTimeout: cfg.CallTimeout,
 		MaxWatchers: maxWatchers,
 		MaxCalls:    maxCalls,
@@ -183,6 +185,12 @@ func (s *Scheduler) Started() <-chan struct{} { return s.started }
 func (s *Scheduler) Addrs() Addrs {
 	<-s.started
 	return s.addrs
+}
+
+// self is what operators are told of this scheduler.
+func (s *Scheduler) self() *api.SchedulerState {
+	_, why := s.readiness()
+	return &api.SchedulerState{Name: s.cfg.instance(), Release: s.cfg.Version, Pool: s.cfg.Pool, Readiness: why, NatsConnected: s.linked()}
 }
 
 // ready tells whether the cache states are complete, or the wait for that is over.

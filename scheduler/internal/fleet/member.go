@@ -47,6 +47,8 @@ type Info struct {
 	Offloads bool
 	// Heartbeat is the time between two signs of life; 0: not known.
 	Heartbeat time.Duration
+	// AgentRelease is the agent's own version, as it says.
+	AgentRelease string
 	// Labels as given to the agent; not to be changed.
 	Labels map[string]string
 }

@@ -23,7 +23,7 @@ func infoOf(h *pb.Heartbeat) fleet.Info {
 		MaxModelLen: int(min(i.GetMaxModelLen(), math.MaxInt32)),
 		HidesExtras: i.GetHidesExtraKeys(), Offloads: i.GetOffloads(),
 		Heartbeat: min(max(time.Duration(h.GetIntervalMs())*time.Millisecond, protocol.HeartbeatEvery), maxInterval),
-		Labels:    i.GetLabels(),
+		Labels:    i.GetLabels(), AgentRelease: protocol.Shorten(protocol.MaxRelease, h.GetRelease()),
 	}
 	for _, a := range i.GetAdapters() {
 		info.Adapters = append(info.Adapters, fleet.Adapter{Name: a.GetName(), Root: a.GetRoot()})

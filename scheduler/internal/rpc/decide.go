@@ -135,6 +135,15 @@ func (s *Service) Explain(ctx context.Context, in *api.ExplainRequest) (*api.Exp
 	return resp, nil
 }
 
+// FindDecision gives what was answered to the request of a name.
+func (s *Service) FindDecision(_ context.Context, in *api.FindDecisionRequest) (*api.FindDecisionResponse, error) {
+	decision, age := s.repeats.find(in.GetTenant(), in.GetRequestId(), time.Now())
+	if decision == nil {
+		return nil, fmt.Errorf("request_id %.128q of tenant %.256q: %w", in.GetRequestId(), in.GetTenant(), errForgotten)
+	}
+	return &api.FindDecisionResponse{Decision: decision, AgeMs: milliseconds(age)}, nil
+}
+
 // unready says of an error that who could serve the request may not have been
 // heard yet.
 func (s *Service) unready(err error) error {

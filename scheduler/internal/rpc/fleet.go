@@ -71,6 +71,7 @@ func (s *Service) WatchMembers(req *api.WatchMembersRequest, stream grpc.ServerS
 // learned all the time, that is whether it is the member's own.
 func ageless(r *api.ListMembersResponse) *api.ListMembersResponse {
 	c := proto.CloneOf(r)
+	c.Scheduler.TimeMs = 0
 	for _, m := range c.Members {
 		m.CacheState.AgeMs, m.LoadAgeMs, m.FailingForMs = 0, nil, min(m.FailingForMs, 1)
 		m.Speed = &api.Speed{Learned: m.GetSpeed().GetLearned()}
@@ -80,7 +81,11 @@ func ageless(r *api.ListMembersResponse) *api.ListMembersResponse {
 
 func (s *Service) fleet(model string, now time.Time) *api.ListMembersResponse {
 	view := s.cfg.Fleet.View()
-	r := &api.ListMembersResponse{Ready: s.cfg.Ready(), Decisions: s.cfg.Fleet.Stats().Decided}
+	r := &api.ListMembersResponse{Ready: s.cfg.Ready(), Decisions: s.cfg.Fleet.Stats().Decided, Scheduler: &api.SchedulerState{}}
+	if s.cfg.Self != nil {
+		r.Scheduler = s.cfg.Self()
+	}
+	r.Scheduler.TimeMs = float64(now.UnixMicro()) / 1000
 	for _, m := range view.Members {
 		if model == "" || slices.Contains(m.Info.Models, model) || m.HasAdapter(model) {
 			r.Members = append(r.Members, s.memberState(view, m, now))
@@ -96,6 +101,7 @@ func (s *Service) memberState(view *fleet.View, m *fleet.Member, now time.Time) 
 		CacheState:            &api.CacheState{},
 		Models:                m.Info.Models,
 		EngineVersion:         m.Info.EngineVersion,
+		AgentRelease:          m.Info.AgentRelease,
 		BlockSizeTokens:       uint32(m.Info.BlockSize),
 		CapacityBlocks:        m.Info.Blocks,
 		HeldGpuBlocks:         m.CacheState.Held[0],

@@ -103,6 +103,27 @@ func (r *repeats) join(name string, sum uint64, now time.Time) (d *decided, mine
 	return d, true
 }
 
+// find gives the answer to a request by its name, and its age; nil: none is
+// remembered.
+func (r *repeats) find(tenant, id string, now time.Time) (*api.PickResponse, time.Duration) {
+	r.mu.Lock()
+	d := r.byName[tenant+"\x00"+id]
+	r.mu.Unlock()
+	if d == nil {
+		return nil, 0
+	}
+	select {
+	case <-d.done:
+	default: // it waits for room
+		return nil, 0
+	}
+	age := now.Sub(d.at)
+	if d.resp == nil || age >= repeatFor {
+		return nil, 0
+	}
+	return d.resp, age
+}
+
 // land tells those who wait that the request is decided.
 func (r *repeats) land(d *decided) {
 	r.mu.Lock()

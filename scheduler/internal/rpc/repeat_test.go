@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler/internal/admission"
@@ -61,6 +62,33 @@ func TestARepeatedRequestGetsTheSameDecision(t *testing.T) {
 	}
 	if d, err := h.client.Pick(t.Context(), named("two")); err != nil || ids[d.GetDecisionId()] {
 		t.Errorf("another name: %v, %v", d, err)
+	}
+}
+
+func TestADecisionIsFoundByItsRequest(t *testing.T) {
+	h := build(t, func(c *Config) {
+		c.Decided = nil
+		c.Operator = func(ctx context.Context) bool { return ctx.Err() == nil }
+	})
+	request := named("one")
+	request.Request.Tenant = "tenant"
+	want, err := h.client.Pick(t.Context(), request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := h.admin.FindDecision(t.Context(), &api.FindDecisionRequest{RequestId: "one", Tenant: "tenant"})
+	if err != nil || !proto.Equal(got.GetDecision(), want) || got.GetAgeMs() < 0 || got.GetAgeMs() > float64(repeatFor.Milliseconds()) {
+		t.Errorf("%v, %v; was %v", got, err, want)
+	}
+	for _, unknown := range []*api.FindDecisionRequest{{RequestId: "one"}, {RequestId: "two", Tenant: "tenant"}, {}} {
+		_, err := h.admin.FindDecision(t.Context(), unknown)
+		if reason, _ := detailsOf(t, err); status.Code(err) != codes.NotFound || reason != "UNKNOWN_REQUEST" {
+			t.Errorf("%v: %v", unknown, err)
+		}
+	}
+	// What is older than repeats are remembered is not told either.
+	if d, _ := h.repeats.find("tenant", "one", time.Now().Add(repeatFor)); d != nil {
+		t.Error("an old decision is remembered")
 	}
 }
 

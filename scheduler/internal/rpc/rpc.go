@@ -28,6 +28,9 @@ type Config struct {
 	Fleet  *fleet.Fleet
 	// Ready tells whether the cache states are complete.
 	Ready func() bool
+	// Self says what operators are told of this scheduler, all but the time of its
+	// clock; nil: nothing.
+	Self func() *api.SchedulerState
 	// CallTimeout of unary calls whose caller names no deadline.
 	CallTimeout time.Duration
 	// MaxWatchers bounds the open WatchMembers streams, MaxCalls the unary calls under

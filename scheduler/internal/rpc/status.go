@@ -30,6 +30,8 @@ var (
 	errPrompt   = errors.New("invalid prompt")
 	errOperator = errors.New("the service Admin is for operators, and the certificate names none")
 	errReused   = errors.New("another request had this request_id")
+
+	errForgotten = errors.New("no decision of it is remembered")
 )
 
 // How long to wait before a call is worth trying again: until somebody else's
@@ -67,6 +69,7 @@ var meanings = []struct {
 	{errWatchers, codes.ResourceExhausted, api.ErrorReason_ERROR_REASON_TOO_MANY_CALLS, waitMember},
 	{errCalls, codes.ResourceExhausted, api.ErrorReason_ERROR_REASON_TOO_MANY_CALLS, waitCall},
 	{errReused, codes.AlreadyExists, api.ErrorReason_ERROR_REASON_REQUEST_ID_REUSED, 0},
+	{errForgotten, codes.NotFound, api.ErrorReason_ERROR_REASON_UNKNOWN_REQUEST, 0},
 	{admission.ErrClosed, codes.Unavailable, api.ErrorReason_ERROR_REASON_STOPPING, 0},
 }
 

@@ -85,6 +85,112 @@ func (Ineligible) EnumDescriptor() ([]byte, []int) {
 	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{0}
 }
 
+type FindDecisionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// request_id and tenant of the request, as they were given to Pick.
+	RequestId     string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Tenant        string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindDecisionRequest) Reset() {
+	*x = FindDecisionRequest{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindDecisionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindDecisionRequest) ProtoMessage() {}
+
+func (x *FindDecisionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindDecisionRequest.ProtoReflect.Descriptor instead.
+func (*FindDecisionRequest) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *FindDecisionRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *FindDecisionRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+type FindDecisionResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Decision *PickResponse          `protobuf:"bytes,1,opt,name=decision,proto3" json:"decision,omitempty"`
+	// age_ms of the decision.
+	AgeMs         float64 `protobuf:"fixed64,2,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindDecisionResponse) Reset() {
+	*x = FindDecisionResponse{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindDecisionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindDecisionResponse) ProtoMessage() {}
+
+func (x *FindDecisionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindDecisionResponse.ProtoReflect.Descriptor instead.
+func (*FindDecisionResponse) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *FindDecisionResponse) GetDecision() *PickResponse {
+	if x != nil {
+		return x.Decision
+	}
+	return nil
+}
+
+func (x *FindDecisionResponse) GetAgeMs() float64 {
+	if x != nil {
+		return x.AgeMs
+	}
+	return 0
+}
+
 type ExplainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// request to explain. All candidates are listed, whatever its max_candidates.
@@ -97,7 +203,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[0]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -109,7 +215,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[0]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -122,7 +228,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{0}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *ExplainRequest) GetRequest() *Request {
@@ -153,7 +259,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[1]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -165,7 +271,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[1]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -178,7 +284,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ExplainResponse) GetRanking() *Ranking {
@@ -223,7 +329,7 @@ type Counterfactual struct {
 
 func (x *Counterfactual) Reset() {
 	*x = Counterfactual{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[2]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -235,7 +341,7 @@ func (x *Counterfactual) String() string {
 func (*Counterfactual) ProtoMessage() {}
 
 func (x *Counterfactual) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[2]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -248,7 +354,7 @@ func (x *Counterfactual) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counterfactual.ProtoReflect.Descriptor instead.
 func (*Counterfactual) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Counterfactual) GetPolicy() string {
@@ -303,7 +409,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[3]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -315,7 +421,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[3]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -328,7 +434,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ListMembersRequest) GetModel() string {
@@ -344,14 +450,16 @@ type ListMembersResponse struct {
 	// ready: every announced member is TRUST_EXACT, or the wait for them is over.
 	Ready bool `protobuf:"varint,2,opt,name=ready,proto3" json:"ready,omitempty"`
 	// decisions since the start.
-	Decisions     uint64 `protobuf:"varint,3,opt,name=decisions,proto3" json:"decisions,omitempty"`
+	Decisions uint64 `protobuf:"varint,3,opt,name=decisions,proto3" json:"decisions,omitempty"`
+	// scheduler that answers.
+	Scheduler     *SchedulerState `protobuf:"bytes,4,opt,name=scheduler,proto3" json:"scheduler,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[4]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -363,7 +471,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[4]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -376,7 +484,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListMembersResponse) GetMembers() []*MemberState {
@@ -400,6 +508,103 @@ func (x *ListMembersResponse) GetDecisions() uint64 {
 	return 0
 }
 
+func (x *ListMembersResponse) GetScheduler() *SchedulerState {
+	if x != nil {
+		return x.Scheduler
+	}
+	return nil
+}
+
+// SchedulerState is what a scheduler says of itself.
+type SchedulerState struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// name of the scheduler, as agents and traces have it.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// release as its -version says.
+	Release string `protobuf:"bytes,2,opt,name=release,proto3" json:"release,omitempty"`
+	// pool whose members it knows.
+	Pool string `protobuf:"bytes,3,opt,name=pool,proto3" json:"pool,omitempty"`
+	// readiness in one sentence, as /readyz says it.
+	Readiness     string `protobuf:"bytes,4,opt,name=readiness,proto3" json:"readiness,omitempty"`
+	NatsConnected bool   `protobuf:"varint,5,opt,name=nats_connected,json=natsConnected,proto3" json:"nats_connected,omitempty"`
+	// time_ms of its clock, Unix time.
+	TimeMs        float64 `protobuf:"fixed64,6,opt,name=time_ms,json=timeMs,proto3" json:"time_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SchedulerState) Reset() {
+	*x = SchedulerState{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SchedulerState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SchedulerState) ProtoMessage() {}
+
+func (x *SchedulerState) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SchedulerState.ProtoReflect.Descriptor instead.
+func (*SchedulerState) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *SchedulerState) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SchedulerState) GetRelease() string {
+	if x != nil {
+		return x.Release
+	}
+	return ""
+}
+
+func (x *SchedulerState) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *SchedulerState) GetReadiness() string {
+	if x != nil {
+		return x.Readiness
+	}
+	return ""
+}
+
+func (x *SchedulerState) GetNatsConnected() bool {
+	if x != nil {
+		return x.NatsConnected
+	}
+	return false
+}
+
+func (x *SchedulerState) GetTimeMs() float64 {
+	if x != nil {
+		return x.TimeMs
+	}
+	return 0
+}
+
 type WatchMembersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// model restricts the answer; empty: all.
@@ -412,7 +617,7 @@ type WatchMembersRequest struct {
 
 func (x *WatchMembersRequest) Reset() {
 	*x = WatchMembersRequest{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[5]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -424,7 +629,7 @@ func (x *WatchMembersRequest) String() string {
 func (*WatchMembersRequest) ProtoMessage() {}
 
 func (x *WatchMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[5]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -437,7 +642,7 @@ func (x *WatchMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMembersRequest.ProtoReflect.Descriptor instead.
 func (*WatchMembersRequest) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WatchMembersRequest) GetModel() string {
@@ -463,7 +668,7 @@ type WatchMembersResponse struct {
 
 func (x *WatchMembersResponse) Reset() {
 	*x = WatchMembersResponse{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[6]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -475,7 +680,7 @@ func (x *WatchMembersResponse) String() string {
 func (*WatchMembersResponse) ProtoMessage() {}
 
 func (x *WatchMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[6]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -488,7 +693,7 @@ func (x *WatchMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMembersResponse.ProtoReflect.Descriptor instead.
 func (*WatchMembersResponse) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WatchMembersResponse) GetFleet() *ListMembersResponse {
@@ -539,14 +744,16 @@ type MemberState struct {
 	Speed *Speed `protobuf:"bytes,24,opt,name=speed,proto3" json:"speed,omitempty"`
 	// warning of what is wrong with the member beside its cache's state, like an
 	// address that others have too; empty: nothing.
-	Warning       string `protobuf:"bytes,25,opt,name=warning,proto3" json:"warning,omitempty"`
+	Warning string `protobuf:"bytes,25,opt,name=warning,proto3" json:"warning,omitempty"`
+	// agent_release as its -version says.
+	AgentRelease  string `protobuf:"bytes,26,opt,name=agent_release,json=agentRelease,proto3" json:"agent_release,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MemberState) Reset() {
 	*x = MemberState{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[7]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -558,7 +765,7 @@ func (x *MemberState) String() string {
 func (*MemberState) ProtoMessage() {}
 
 func (x *MemberState) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[7]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -571,7 +778,7 @@ func (x *MemberState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberState.ProtoReflect.Descriptor instead.
 func (*MemberState) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *MemberState) GetMember() *Member {
@@ -749,6 +956,13 @@ func (x *MemberState) GetWarning() string {
 	return ""
 }
 
+func (x *MemberState) GetAgentRelease() string {
+	if x != nil {
+		return x.AgentRelease
+	}
+	return ""
+}
+
 // Speed is how fast a member is believed to be, as learned from its engine's
 // own counts and from Report.
 type Speed struct {
@@ -778,7 +992,7 @@ type Speed struct {
 
 func (x *Speed) Reset() {
 	*x = Speed{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[8]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -790,7 +1004,7 @@ func (x *Speed) String() string {
 func (*Speed) ProtoMessage() {}
 
 func (x *Speed) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[8]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -803,7 +1017,7 @@ func (x *Speed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Speed.ProtoReflect.Descriptor instead.
 func (*Speed) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Speed) GetLearned() bool {
@@ -880,7 +1094,14 @@ var File_kvscout_scheduler_v1_admin_proto protoreflect.FileDescriptor
 
 const file_kvscout_scheduler_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	" kvscout/scheduler/v1/admin.proto\x12\x14kvscout.scheduler.v1\x1a\x1cgoogle/api/annotations.proto\x1a\"kvscout/scheduler/v1/ranking.proto\x1a\"kvscout/scheduler/v1/request.proto\"n\n" +
+	" kvscout/scheduler/v1/admin.proto\x12\x14kvscout.scheduler.v1\x1a\x1cgoogle/api/annotations.proto\x1a\"kvscout/scheduler/v1/ranking.proto\x1a\"kvscout/scheduler/v1/request.proto\x1a$kvscout/scheduler/v1/scheduler.proto\"L\n" +
+	"\x13FindDecisionRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\"m\n" +
+	"\x14FindDecisionResponse\x12>\n" +
+	"\bdecision\x18\x01 \x01(\v2\".kvscout.scheduler.v1.PickResponseR\bdecision\x12\x15\n" +
+	"\x06age_ms\x18\x02 \x01(\x01R\x05ageMs\"n\n" +
 	"\x0eExplainRequest\x127\n" +
 	"\arequest\x18\x01 \x01(\v2\x1d.kvscout.scheduler.v1.RequestR\arequest\x12#\n" +
 	"\rshadow_policy\x18\x02 \x01(\tR\fshadowPolicy\"\xde\x01\n" +
@@ -896,17 +1117,26 @@ const file_kvscout_scheduler_v1_admin_proto_rawDesc = "" +
 	"\btotal_ms\x18\x05 \x01(\x01R\atotalMs\x12#\n" +
 	"\rcached_tokens\x18\x06 \x01(\x05R\fcachedTokens\"*\n" +
 	"\x12ListMembersRequest\x12\x14\n" +
-	"\x05model\x18\x01 \x01(\tR\x05model\"\x86\x01\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\"\xca\x01\n" +
 	"\x13ListMembersResponse\x12;\n" +
 	"\amembers\x18\x01 \x03(\v2!.kvscout.scheduler.v1.MemberStateR\amembers\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x1c\n" +
-	"\tdecisions\x18\x03 \x01(\x04R\tdecisions\"L\n" +
+	"\tdecisions\x18\x03 \x01(\x04R\tdecisions\x12B\n" +
+	"\tscheduler\x18\x04 \x01(\v2$.kvscout.scheduler.v1.SchedulerStateR\tscheduler\"\xb0\x01\n" +
+	"\x0eSchedulerState\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\arelease\x18\x02 \x01(\tR\arelease\x12\x12\n" +
+	"\x04pool\x18\x03 \x01(\tR\x04pool\x12\x1c\n" +
+	"\treadiness\x18\x04 \x01(\tR\treadiness\x12%\n" +
+	"\x0enats_connected\x18\x05 \x01(\bR\rnatsConnected\x12\x17\n" +
+	"\atime_ms\x18\x06 \x01(\x01R\x06timeMs\"L\n" +
 	"\x13WatchMembersRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x1f\n" +
 	"\vinterval_ms\x18\x02 \x01(\x01R\n" +
 	"intervalMs\"W\n" +
 	"\x14WatchMembersResponse\x12?\n" +
-	"\x05fleet\x18\x01 \x01(\v2).kvscout.scheduler.v1.ListMembersResponseR\x05fleet\"\xfc\t\n" +
+	"\x05fleet\x18\x01 \x01(\v2).kvscout.scheduler.v1.ListMembersResponseR\x05fleet\"\xa1\n" +
+	"\n" +
 	"\vMemberState\x124\n" +
 	"\x06member\x18\x01 \x01(\v2\x1c.kvscout.scheduler.v1.MemberR\x06member\x12A\n" +
 	"\vcache_state\x18\x02 \x01(\v2 .kvscout.scheduler.v1.CacheStateR\n" +
@@ -936,7 +1166,8 @@ const file_kvscout_scheduler_v1_admin_proto_rawDesc = "" +
 	"\x16reported_cached_tokens\x18\x16 \x01(\x04R\x14reportedCachedTokens\x126\n" +
 	"\x17predicted_cached_tokens\x18\x17 \x01(\x04R\x15predictedCachedTokens\x121\n" +
 	"\x05speed\x18\x18 \x01(\v2\x1b.kvscout.scheduler.v1.SpeedR\x05speed\x12\x18\n" +
-	"\awarning\x18\x19 \x01(\tR\awarning\x1a9\n" +
+	"\awarning\x18\x19 \x01(\tR\awarning\x12#\n" +
+	"\ragent_release\x18\x1a \x01(\tR\fagentRelease\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x13\n" +
@@ -966,11 +1197,12 @@ const file_kvscout_scheduler_v1_admin_proto_rawDesc = "" +
 	"\x13INELIGIBLE_SLEEPING\x10\x01\x12\x15\n" +
 	"\x11INELIGIBLE_SILENT\x10\x02\x12\x1a\n" +
 	"\x16INELIGIBLE_UNREACHABLE\x10\x03\x12\x16\n" +
-	"\x12INELIGIBLE_FAILING\x10\x042\xf5\x02\n" +
+	"\x12INELIGIBLE_FAILING\x10\x042\xf2\x03\n" +
 	"\x05Admin\x12n\n" +
 	"\aExplain\x12$.kvscout.scheduler.v1.ExplainRequest\x1a%.kvscout.scheduler.v1.ExplainResponse\"\x16\x82\xd3\xe4\x93\x02\x10:\x01*\"\v/v1/explain\x12w\n" +
 	"\vListMembers\x12(.kvscout.scheduler.v1.ListMembersRequest\x1a).kvscout.scheduler.v1.ListMembersResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\v/v1/members\x12\x82\x01\n" +
-	"\fWatchMembers\x12).kvscout.scheduler.v1.WatchMembersRequest\x1a*.kvscout.scheduler.v1.WatchMembersResponse\"\x19\x82\xd3\xe4\x93\x02\x13\x12\x11/v1/members:watch0\x01B>Z<github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1;apib\x06proto3"
+	"\fWatchMembers\x12).kvscout.scheduler.v1.WatchMembersRequest\x1a*.kvscout.scheduler.v1.WatchMembersResponse\"\x19\x82\xd3\xe4\x93\x02\x13\x12\x11/v1/members:watch0\x01\x12{\n" +
+	"\fFindDecision\x12).kvscout.scheduler.v1.FindDecisionRequest\x1a*.kvscout.scheduler.v1.FindDecisionResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\x12\f/v1/decisionB>Z<github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1;apib\x06proto3"
 
 var (
 	file_kvscout_scheduler_v1_admin_proto_rawDescOnce sync.Once
@@ -985,48 +1217,56 @@ func file_kvscout_scheduler_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_kvscout_scheduler_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvscout_scheduler_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_kvscout_scheduler_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_kvscout_scheduler_v1_admin_proto_goTypes = []any{
 	(Ineligible)(0),              // 0: kvscout.scheduler.v1.Ineligible
-	(*ExplainRequest)(nil),       // 1: kvscout.scheduler.v1.ExplainRequest
-	(*ExplainResponse)(nil),      // 2: kvscout.scheduler.v1.ExplainResponse
-	(*Counterfactual)(nil),       // 3: kvscout.scheduler.v1.Counterfactual
-	(*ListMembersRequest)(nil),   // 4: kvscout.scheduler.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),  // 5: kvscout.scheduler.v1.ListMembersResponse
-	(*WatchMembersRequest)(nil),  // 6: kvscout.scheduler.v1.WatchMembersRequest
-	(*WatchMembersResponse)(nil), // 7: kvscout.scheduler.v1.WatchMembersResponse
-	(*MemberState)(nil),          // 8: kvscout.scheduler.v1.MemberState
-	(*Speed)(nil),                // 9: kvscout.scheduler.v1.Speed
-	nil,                          // 10: kvscout.scheduler.v1.MemberState.LabelsEntry
-	(*Request)(nil),              // 11: kvscout.scheduler.v1.Request
-	(*Ranking)(nil),              // 12: kvscout.scheduler.v1.Ranking
-	(*Member)(nil),               // 13: kvscout.scheduler.v1.Member
-	(*CacheState)(nil),           // 14: kvscout.scheduler.v1.CacheState
+	(*FindDecisionRequest)(nil),  // 1: kvscout.scheduler.v1.FindDecisionRequest
+	(*FindDecisionResponse)(nil), // 2: kvscout.scheduler.v1.FindDecisionResponse
+	(*ExplainRequest)(nil),       // 3: kvscout.scheduler.v1.ExplainRequest
+	(*ExplainResponse)(nil),      // 4: kvscout.scheduler.v1.ExplainResponse
+	(*Counterfactual)(nil),       // 5: kvscout.scheduler.v1.Counterfactual
+	(*ListMembersRequest)(nil),   // 6: kvscout.scheduler.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),  // 7: kvscout.scheduler.v1.ListMembersResponse
+	(*SchedulerState)(nil),       // 8: kvscout.scheduler.v1.SchedulerState
+	(*WatchMembersRequest)(nil),  // 9: kvscout.scheduler.v1.WatchMembersRequest
+	(*WatchMembersResponse)(nil), // 10: kvscout.scheduler.v1.WatchMembersResponse
+	(*MemberState)(nil),          // 11: kvscout.scheduler.v1.MemberState
+	(*Speed)(nil),                // 12: kvscout.scheduler.v1.Speed
+	nil,                          // 13: kvscout.scheduler.v1.MemberState.LabelsEntry
+	(*PickResponse)(nil),         // 14: kvscout.scheduler.v1.PickResponse
+	(*Request)(nil),              // 15: kvscout.scheduler.v1.Request
+	(*Ranking)(nil),              // 16: kvscout.scheduler.v1.Ranking
+	(*Member)(nil),               // 17: kvscout.scheduler.v1.Member
+	(*CacheState)(nil),           // 18: kvscout.scheduler.v1.CacheState
 }
 var file_kvscout_scheduler_v1_admin_proto_depIdxs = []int32{
-	11, // 0: kvscout.scheduler.v1.ExplainRequest.request:type_name -> kvscout.scheduler.v1.Request
-	12, // 1: kvscout.scheduler.v1.ExplainResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
-	12, // 2: kvscout.scheduler.v1.ExplainResponse.shadow_ranking:type_name -> kvscout.scheduler.v1.Ranking
-	3,  // 3: kvscout.scheduler.v1.ExplainResponse.counterfactual:type_name -> kvscout.scheduler.v1.Counterfactual
-	13, // 4: kvscout.scheduler.v1.Counterfactual.member:type_name -> kvscout.scheduler.v1.Member
-	8,  // 5: kvscout.scheduler.v1.ListMembersResponse.members:type_name -> kvscout.scheduler.v1.MemberState
-	5,  // 6: kvscout.scheduler.v1.WatchMembersResponse.fleet:type_name -> kvscout.scheduler.v1.ListMembersResponse
-	13, // 7: kvscout.scheduler.v1.MemberState.member:type_name -> kvscout.scheduler.v1.Member
-	14, // 8: kvscout.scheduler.v1.MemberState.cache_state:type_name -> kvscout.scheduler.v1.CacheState
-	10, // 9: kvscout.scheduler.v1.MemberState.labels:type_name -> kvscout.scheduler.v1.MemberState.LabelsEntry
-	0,  // 10: kvscout.scheduler.v1.MemberState.ineligible:type_name -> kvscout.scheduler.v1.Ineligible
-	9,  // 11: kvscout.scheduler.v1.MemberState.speed:type_name -> kvscout.scheduler.v1.Speed
-	1,  // 12: kvscout.scheduler.v1.Admin.Explain:input_type -> kvscout.scheduler.v1.ExplainRequest
-	4,  // 13: kvscout.scheduler.v1.Admin.ListMembers:input_type -> kvscout.scheduler.v1.ListMembersRequest
-	6,  // 14: kvscout.scheduler.v1.Admin.WatchMembers:input_type -> kvscout.scheduler.v1.WatchMembersRequest
-	2,  // 15: kvscout.scheduler.v1.Admin.Explain:output_type -> kvscout.scheduler.v1.ExplainResponse
-	5,  // 16: kvscout.scheduler.v1.Admin.ListMembers:output_type -> kvscout.scheduler.v1.ListMembersResponse
-	7,  // 17: kvscout.scheduler.v1.Admin.WatchMembers:output_type -> kvscout.scheduler.v1.WatchMembersResponse
-	15, // [15:18] is the sub-list for method output_type
-	12, // [12:15] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	14, // 0: kvscout.scheduler.v1.FindDecisionResponse.decision:type_name -> kvscout.scheduler.v1.PickResponse
+	15, // 1: kvscout.scheduler.v1.ExplainRequest.request:type_name -> kvscout.scheduler.v1.Request
+	16, // 2: kvscout.scheduler.v1.ExplainResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
+	16, // 3: kvscout.scheduler.v1.ExplainResponse.shadow_ranking:type_name -> kvscout.scheduler.v1.Ranking
+	5,  // 4: kvscout.scheduler.v1.ExplainResponse.counterfactual:type_name -> kvscout.scheduler.v1.Counterfactual
+	17, // 5: kvscout.scheduler.v1.Counterfactual.member:type_name -> kvscout.scheduler.v1.Member
+	11, // 6: kvscout.scheduler.v1.ListMembersResponse.members:type_name -> kvscout.scheduler.v1.MemberState
+	8,  // 7: kvscout.scheduler.v1.ListMembersResponse.scheduler:type_name -> kvscout.scheduler.v1.SchedulerState
+	7,  // 8: kvscout.scheduler.v1.WatchMembersResponse.fleet:type_name -> kvscout.scheduler.v1.ListMembersResponse
+	17, // 9: kvscout.scheduler.v1.MemberState.member:type_name -> kvscout.scheduler.v1.Member
+	18, // 10: kvscout.scheduler.v1.MemberState.cache_state:type_name -> kvscout.scheduler.v1.CacheState
+	13, // 11: kvscout.scheduler.v1.MemberState.labels:type_name -> kvscout.scheduler.v1.MemberState.LabelsEntry
+	0,  // 12: kvscout.scheduler.v1.MemberState.ineligible:type_name -> kvscout.scheduler.v1.Ineligible
+	12, // 13: kvscout.scheduler.v1.MemberState.speed:type_name -> kvscout.scheduler.v1.Speed
+	3,  // 14: kvscout.scheduler.v1.Admin.Explain:input_type -> kvscout.scheduler.v1.ExplainRequest
+	6,  // 15: kvscout.scheduler.v1.Admin.ListMembers:input_type -> kvscout.scheduler.v1.ListMembersRequest
+	9,  // 16: kvscout.scheduler.v1.Admin.WatchMembers:input_type -> kvscout.scheduler.v1.WatchMembersRequest
+	1,  // 17: kvscout.scheduler.v1.Admin.FindDecision:input_type -> kvscout.scheduler.v1.FindDecisionRequest
+	4,  // 18: kvscout.scheduler.v1.Admin.Explain:output_type -> kvscout.scheduler.v1.ExplainResponse
+	7,  // 19: kvscout.scheduler.v1.Admin.ListMembers:output_type -> kvscout.scheduler.v1.ListMembersResponse
+	10, // 20: kvscout.scheduler.v1.Admin.WatchMembers:output_type -> kvscout.scheduler.v1.WatchMembersResponse
+	2,  // 21: kvscout.scheduler.v1.Admin.FindDecision:output_type -> kvscout.scheduler.v1.FindDecisionResponse
+	18, // [18:22] is the sub-list for method output_type
+	14, // [14:18] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_kvscout_scheduler_v1_admin_proto_init() }
@@ -1036,15 +1276,16 @@ func file_kvscout_scheduler_v1_admin_proto_init() {
 	}
 	file_kvscout_scheduler_v1_ranking_proto_init()
 	file_kvscout_scheduler_v1_request_proto_init()
-	file_kvscout_scheduler_v1_admin_proto_msgTypes[7].OneofWrappers = []any{}
-	file_kvscout_scheduler_v1_admin_proto_msgTypes[8].OneofWrappers = []any{}
+	file_kvscout_scheduler_v1_scheduler_proto_init()
+	file_kvscout_scheduler_v1_admin_proto_msgTypes[10].OneofWrappers = []any{}
+	file_kvscout_scheduler_v1_admin_proto_msgTypes[11].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvscout_scheduler_v1_admin_proto_rawDesc), len(file_kvscout_scheduler_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   10,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

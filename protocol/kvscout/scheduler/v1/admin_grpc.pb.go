@@ -24,6 +24,7 @@ const (
 	Admin_Explain_FullMethodName      = "/kvscout.scheduler.v1.Admin/Explain"
 	Admin_ListMembers_FullMethodName  = "/kvscout.scheduler.v1.Admin/ListMembers"
 	Admin_WatchMembers_FullMethodName = "/kvscout.scheduler.v1.Admin/WatchMembers"
+	Admin_FindDecision_FullMethodName = "/kvscout.scheduler.v1.Admin/FindDecision"
 )
 
 // AdminClient is the client API for Admin service.
@@ -41,6 +42,9 @@ type AdminClient interface {
 	ListMembers(ctx context.Context, in *ListMembersRequest, opts ...grpc.CallOption) (*ListMembersResponse, error)
 	// WatchMembers sends that at once, and again whenever it changed.
 	WatchMembers(ctx context.Context, in *WatchMembersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchMembersResponse], error)
+	// FindDecision gives the decision that Pick made for a request_id, as it was
+	// answered then, as long as it is remembered for repeats.
+	FindDecision(ctx context.Context, in *FindDecisionRequest, opts ...grpc.CallOption) (*FindDecisionResponse, error)
 }
 
 type adminClient struct {
@@ -90,6 +94,16 @@ func (c *adminClient) WatchMembers(ctx context.Context, in *WatchMembersRequest,
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Admin_WatchMembersClient = grpc.ServerStreamingClient[WatchMembersResponse]
 
+func (c *adminClient) FindDecision(ctx context.Context, in *FindDecisionRequest, opts ...grpc.CallOption) (*FindDecisionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FindDecisionResponse)
+	err := c.cc.Invoke(ctx, Admin_FindDecision_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -105,6 +119,9 @@ type AdminServer interface {
 	ListMembers(context.Context, *ListMembersRequest) (*ListMembersResponse, error)
 	// WatchMembers sends that at once, and again whenever it changed.
 	WatchMembers(*WatchMembersRequest, grpc.ServerStreamingServer[WatchMembersResponse]) error
+	// FindDecision gives the decision that Pick made for a request_id, as it was
+	// answered then, as long as it is remembered for repeats.
+	FindDecision(context.Context, *FindDecisionRequest) (*FindDecisionResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -123,6 +140,9 @@ func (UnimplementedAdminServer) ListMembers(context.Context, *ListMembersRequest
 }
 func (UnimplementedAdminServer) WatchMembers(*WatchMembersRequest, grpc.ServerStreamingServer[WatchMembersResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchMembers not implemented")
+}
+func (UnimplementedAdminServer) FindDecision(context.Context, *FindDecisionRequest) (*FindDecisionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindDecision not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -192,6 +212,24 @@ func _Admin_WatchMembers_Handler(srv interface{}, stream grpc.ServerStream) erro
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Admin_WatchMembersServer = grpc.ServerStreamingServer[WatchMembersResponse]
 
+func _Admin_FindDecision_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FindDecisionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).FindDecision(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_FindDecision_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).FindDecision(ctx, req.(*FindDecisionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -206,6 +244,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListMembers",
 			Handler:    _Admin_ListMembers_Handler,
+		},
+		{
+			MethodName: "FindDecision",
+			Handler:    _Admin_FindDecision_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

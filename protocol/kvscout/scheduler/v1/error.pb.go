@@ -81,6 +81,9 @@ const (
 	// ERROR_REASON_REQUEST_ID_REUSED (ALREADY_EXISTS): another request had this
 	// request_id a moment ago.
 	ErrorReason_ERROR_REASON_REQUEST_ID_REUSED ErrorReason = 20
+	// ERROR_REASON_UNKNOWN_REQUEST (NOT_FOUND): no decision of that request_id is
+	// remembered.
+	ErrorReason_ERROR_REASON_UNKNOWN_REQUEST ErrorReason = 21
 )
 
 // Enum value maps for ErrorReason.
@@ -107,6 +110,7 @@ var (
 		18: "ERROR_REASON_CANCELLED",
 		19: "ERROR_REASON_INTERNAL",
 		20: "ERROR_REASON_REQUEST_ID_REUSED",
+		21: "ERROR_REASON_UNKNOWN_REQUEST",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":        0,
@@ -130,6 +134,7 @@ var (
 		"ERROR_REASON_CANCELLED":          18,
 		"ERROR_REASON_INTERNAL":           19,
 		"ERROR_REASON_REQUEST_ID_REUSED":  20,
+		"ERROR_REASON_UNKNOWN_REQUEST":    21,
 	}
 )
 
@@ -164,7 +169,7 @@ var File_kvscout_scheduler_v1_error_proto protoreflect.FileDescriptor
 
 const file_kvscout_scheduler_v1_error_proto_rawDesc = "" +
 	"\n" +
-	" kvscout/scheduler/v1/error.proto\x12\x14kvscout.scheduler.v1*\x96\x05\n" +
+	" kvscout/scheduler/v1/error.proto\x12\x14kvscout.scheduler.v1*\xb8\x05\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12\x1f\n" +
@@ -187,7 +192,8 @@ const file_kvscout_scheduler_v1_error_proto_rawDesc = "" +
 	"\x15ERROR_REASON_DEADLINE\x10\x11\x12\x1a\n" +
 	"\x16ERROR_REASON_CANCELLED\x10\x12\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x13\x12\"\n" +
-	"\x1eERROR_REASON_REQUEST_ID_REUSED\x10\x14B>Z<github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1;apib\x06proto3"
+	"\x1eERROR_REASON_REQUEST_ID_REUSED\x10\x14\x12 \n" +
+	"\x1cERROR_REASON_UNKNOWN_REQUEST\x10\x15B>Z<github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1;apib\x06proto3"
 
 var (
 	file_kvscout_scheduler_v1_error_proto_rawDescOnce sync.Once

@@ -193,7 +193,7 @@ func BenchmarkPickStream(b *testing.B) {
 		b.ReportAllocs()
 		window := make(chan struct{}, 256)
 		failed := make(chan error, 1)
-		begin := time.Now()
+		begin, used := time.Now(), cpuTime()
 		go func() {
 			for range b.N {
 				window <- struct{}{}
@@ -216,6 +216,7 @@ func BenchmarkPickStream(b *testing.B) {
 			<-window
 		}
 		b.ReportMetric(float64(b.N)/time.Since(begin).Seconds(), "picks/s")
+		b.ReportMetric(float64(cpuTime()-used)/float64(b.N), "cpu-ns/op")
 		if err := <-failed; err != nil {
 			b.Fatal(err)
 		}

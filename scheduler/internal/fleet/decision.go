@@ -312,7 +312,7 @@ func (f *Fleet) foresee(d *decision, before time.Time) {
 // after the other, from the one that is at its turn.
 func (f *Fleet) foreseeLocked(s *slot) {
 	var before time.Time
-	for d := s.ledger.first; d != nil; d = d.next {
+	for d := s.ledger.turn; d != nil; d = d.next {
 		if d.phase == prefilling && d.guessed {
 			if before.IsZero() {
 				before = d.turn

@@ -87,6 +87,7 @@ func newAccount() *account {
 // is counted besides, so each request counts once.
 type ledger struct {
 	first, last *decision
+	turn        *decision // the first that is prefilling; nil: none is
 	sampled     time.Time // the load sample at hand; zero: none
 	sum         Reserved
 }
@@ -132,6 +133,9 @@ func (l *ledger) add(d *decision) {
 	l.sum.Share += d.share
 	l.sum.Unsampled++
 	if d.phase == prefilling {
+		if l.turn == nil || l.turn.at.After(d.at) {
+			l.turn = d
+		}
 		l.sum.Prefills++
 		l.sum.Tokens += d.tokens
 		l.sum.PrefillMS += d.prefillMS
@@ -154,16 +158,14 @@ func (l *ledger) mark(d *decision) {
 // reprice lets open prefills take so many times as long. What the one at its
 // turn has waited are prefills, too: it began that much sooner or later.
 func (l *ledger) reprice(by float64) {
-	first := true
 	l.sum.PrefillMS = 0
-	for d := l.first; d != nil; d = d.next {
+	for d := l.turn; d != nil; d = d.next {
 		if d.phase != prefilling {
 			continue
 		}
-		if first && d.guessed && d.turn.After(d.at) {
+		if d == l.turn && d.guessed && d.turn.After(d.at) {
 			d.turn = d.at.Add(time.Duration(by * float64(d.turn.Sub(d.at))))
 		}
-		first = false
 		d.prefillMS *= by
 		l.sum.PrefillMS += d.prefillMS
 	}
@@ -213,6 +215,9 @@ func (l *ledger) computed(d *decision) {
 		return
 	}
 	d.phase = decoding
+	for l.turn != nil && l.turn.phase != prefilling {
+		l.turn = l.turn.next
+	}
 	l.sum.Prefills--
 	l.sum.Tokens -= d.tokens
 	l.sum.PrefillMS -= d.prefillMS
@@ -251,17 +256,13 @@ func (l *ledger) oldestSampled() *decision {
 // the oldest whose prefill is open; its time runs from when it became that.
 func (f *Fleet) publishLocked(s *slot, now time.Time) {
 	l := &s.ledger
-	head := l.first
-	for head != nil && head.phase != prefilling {
-		head = head.next
-	}
-	if head == nil {
+	if d := l.turn; d == nil {
 		l.sum.headMS = 0
 	} else {
-		if head.turn.IsZero() {
-			head.turn = now
+		if d.turn.IsZero() {
+			d.turn = now
 		}
-		l.sum.headMS, l.sum.headAt = head.prefillMS, head.turn
+		l.sum.headMS, l.sum.headAt = d.prefillMS, d.turn
 	}
 	sum := l.sum
 	s.member.account.reserved.Store(&sum)

@@ -164,14 +164,20 @@ func TestLedgerIsThatOfADumbOne(t *testing.T) {
 			if l.inSample() != want.Open-want.Unsampled || oldest != nil && l.oldestSampled() != oldest {
 				t.Fatalf("%d seen; the oldest is not the oldest", l.inSample())
 			}
-			var was *decision
+			var was, turn *decision
 			for d := l.first; d != nil; was, d = d, d.next {
 				if d.prev != was || was != nil && d.at.Before(was.at) {
 					t.Fatal("the list is torn or out of order")
 				}
+				if turn == nil && d.phase == prefilling {
+					turn = d
+				}
 			}
 			if l.last != was {
 				t.Fatal("the list has another end")
+			}
+			if l.turn != turn {
+				t.Fatal("it is not the turn of the first that is prefilling")
 			}
 		}
 	})

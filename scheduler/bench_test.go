@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/kvscout/kvscout/protocol/blockkey"
+	"github.com/kvscout/kvscout/protocol/buffers"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
@@ -185,7 +186,7 @@ func BenchmarkPickStream(b *testing.B) {
 	s, _ := start(b, Config{})
 	fill(b, s)
 	requests(b, func(b *testing.B, r *api.Request) {
-		stream, err := api.NewSchedulerClient(dial(b, s)).PickStream(b.Context())
+		stream, err := api.NewSchedulerClient(dial(b, s, buffers.Client()...)).PickStream(b.Context())
 		if err != nil {
 			b.Fatal(err)
 		}

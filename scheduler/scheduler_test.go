@@ -84,9 +84,9 @@ func run(t testing.TB, s *Scheduler) (stop func() error) {
 	return stop
 }
 
-func dial(t testing.TB, s *Scheduler) *grpc.ClientConn {
+func dial(t testing.TB, s *Scheduler, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	conn, err := grpc.NewClient(s.Addrs().GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(s.Addrs().GRPC, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
 		t.Fatal(err)
 	}

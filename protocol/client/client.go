@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvscout/kvscout/protocol/buffers"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
@@ -75,7 +76,7 @@ func New(cfg Config) (*Client, error) {
 	}
 	c := &Client{cfg: cfg}
 	for _, address := range cfg.Schedulers {
-		conn, err := grpc.NewClient(address, cfg.Dial...)
+		conn, err := grpc.NewClient(address, append(buffers.Client(), cfg.Dial...)...)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("scheduler %s: %w", address, err), c.Close())
 		}

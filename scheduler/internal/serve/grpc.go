@@ -13,12 +13,12 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/experimental"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/stats"
 
+	"github.com/kvscout/kvscout/protocol/buffers"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
@@ -77,13 +77,10 @@ func (c *Config) stats() stats.Handler {
 
 // Options of the gRPC server.
 func (c *Config) Options() []grpc.ServerOption {
-	pool := &buffers{}
-	options := []grpc.ServerOption{
+	options := append(buffers.Server(),
 		creds(c.TLS),
-		experimental.BufferPool(pool),
-		grpc.ForceServerCodecV2(codec{pool}),
 		// A goroutine that lives on has grown its stack before.
-		grpc.NumStreamWorkers(uint32(4 * runtime.GOMAXPROCS(0))),
+		grpc.NumStreamWorkers(uint32(4*runtime.GOMAXPROCS(0))),
 		grpc.InitialWindowSize(window),
 		grpc.InitialConnWindowSize(window),
 		grpc.MaxRecvMsgSize(maxReceive),
@@ -95,7 +92,7 @@ func (c *Config) Options() []grpc.ServerOption {
 		}),
 		grpc.ChainUnaryInterceptor(c.unary()...),
 		grpc.ChainStreamInterceptor(c.streams()...),
-	}
+	)
 	if handler := c.stats(); handler != nil {
 		options = append(options, grpc.StatsHandler(handler))
 	}

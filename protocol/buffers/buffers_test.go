@@ -1,4 +1,4 @@
-package serve
+package buffers
 
 import (
 	"strings"
@@ -12,7 +12,7 @@ import (
 
 // Whatever lies in a used buffer, the next message is itself.
 func TestCodecKeepsMessagesApart(t *testing.T) {
-	pool := &buffers{}
+	pool := &pool{}
 	c := codec{pool}
 	for _, size := range []int{0, 1, 1000, 1024, 1025, 40_000, 300, 1<<largestBuffer + 1, 20} {
 		want := &api.PickRequest{Request: &api.Request{Model: "m", Prompt: api.Body(strings.Repeat("x", size))}}
@@ -43,7 +43,7 @@ func TestCodecKeepsMessagesApart(t *testing.T) {
 }
 
 func TestCodecTakesOnlyMessages(t *testing.T) {
-	c := codec{&buffers{}}
+	c := codec{&pool{}}
 	if _, err := c.Marshal("text"); err == nil {
 		t.Error("text was marshalled")
 	}
@@ -56,7 +56,7 @@ func TestCodecTakesOnlyMessages(t *testing.T) {
 }
 
 func TestBuffersHaveTheLengthAskedFor(t *testing.T) {
-	pool := &buffers{}
+	pool := &pool{}
 	for _, n := range []int{0, 1, 1023, 1024, 1025, 1 << largestBuffer, 1<<largestBuffer + 1} {
 		for range 2 {
 			buf := pool.Get(n)

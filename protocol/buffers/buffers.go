@@ -1,10 +1,17 @@
-package serve
+// Package buffers holds the memory in which gRPC writes and reads the messages of
+// the API, at both ends: for connections and servers of any protobuf service.
+//
+// gRPC's own pool goes from 32 KiB to 1 MiB in one step, which is where prompts of
+// 8,000 tokens are, and clears the whole buffer for each message.
+package buffers
 
 import (
 	"fmt"
 	"math/bits"
 	"sync"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 )
@@ -14,22 +21,32 @@ const (
 	smallestBuffer, largestBuffer = 10, 24
 )
 
-// buffers is a pool of message buffers, one size for each power of two. gRPC's
-// own pool goes from 32 KiB to 1 MiB in one step, which is where prompts of
-// 8,000 tokens are, and clears the whole buffer for each message. Whoever gets
-// a buffer here writes all of it before it is read.
-type buffers struct {
+// Client returns the options of a connection that uses these buffers.
+func Client() []grpc.DialOption {
+	p := &pool{}
+	return []grpc.DialOption{experimental.WithBufferPool(p), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(codec{p}))}
+}
+
+// Server returns the options of a server that uses these buffers.
+func Server() []grpc.ServerOption {
+	p := &pool{}
+	return []grpc.ServerOption{experimental.BufferPool(p), grpc.ForceServerCodecV2(codec{p})}
+}
+
+// pool of message buffers, one size for each power of two. Whoever gets a buffer
+// writes all of it before it is read.
+type pool struct {
 	bySize [largestBuffer - smallestBuffer + 1]sync.Pool // of *[]byte
 }
 
 // Get returns a buffer of that length with any content.
-func (b *buffers) Get(length int) *[]byte {
+func (p *pool) Get(length int) *[]byte {
 	if length > 1<<largestBuffer {
 		buf := make([]byte, length)
 		return &buf
 	}
 	exponent := max(bits.Len(uint(max(length, 1)-1)), smallestBuffer)
-	if buf, ok := b.bySize[exponent-smallestBuffer].Get().(*[]byte); ok {
+	if buf, ok := p.bySize[exponent-smallestBuffer].Get().(*[]byte); ok {
 		*buf = (*buf)[:length]
 		return buf
 	}
@@ -38,18 +55,18 @@ func (b *buffers) Get(length int) *[]byte {
 }
 
 // Put takes a buffer back; one of another size is left to the collector.
-func (b *buffers) Put(buf *[]byte) {
+func (p *pool) Put(buf *[]byte) {
 	size := cap(*buf)
 	exponent := bits.Len(uint(size)) - 1
 	if exponent < smallestBuffer || exponent > largestBuffer || size != 1<<exponent {
 		return
 	}
-	b.bySize[exponent-smallestBuffer].Put(buf)
+	p.bySize[exponent-smallestBuffer].Put(buf)
 }
 
 // codec is protobuf as gRPC's own codec writes and reads it, with these
 // buffers in place of its global ones.
-type codec struct{ buffers *buffers }
+type codec struct{ buffers *pool }
 
 func (codec) Name() string { return "proto" }
 

@@ -140,17 +140,14 @@ func (r *Rank) follow(rule HitRule) {
 	}
 	r.hits = rule
 	r.mirror.SetRule(rule.Rule)
-	r.againLocked()
+	if reason := r.mirror.Outgrown(); reason != "" {
+		r.againLocked(reason)
+	}
 	r.wake()
 }
 
-// againLocked forgets all and has it told again, if the mirror has found out
-// that it must.
-func (r *Rank) againLocked() {
-	reason := r.mirror.Outgrown()
-	if reason == "" {
-		return
-	}
+// againLocked forgets all and has it told again.
+func (r *Rank) againLocked(reason string) {
 	r.log.Info("forgetting the cache state to hear it again from the beginning", "reason", reason)
 	r.beginLocked()
 	r.incarnation.missing = reason

@@ -130,6 +130,9 @@ type incarnation struct {
 	dropped bool         // blocks, before this process
 	refused bool         // stores, before this process
 	reset   resetWatch
+	// doubted is when all was forgotten because it may be gone; zero: it was not,
+	// or that is settled.
+	doubted time.Time
 }
 
 // New is a rank that Run follows.
@@ -259,6 +262,7 @@ func (r *Rank) Apply(at vllm.Mark, b vllm.Batch) {
 			r.mirror.Expect(e.Store)
 		}
 	}
+	cleared := false
 	for i := range b.Events {
 		switch e := &b.Events[i]; e.Kind {
 		case vllm.Stored:
@@ -271,8 +275,14 @@ func (r *Rank) Apply(at vllm.Mark, b vllm.Batch) {
 		case vllm.Cleared:
 			r.mirror.Clear(mirror.GPU)
 			r.incarnation.clears++
-			r.incarnation.missing = ""
+			cleared = true
 		}
+	}
+	if cleared {
+		// Behind it a batch may still tell of blocks that a connector had stored
+		// before.
+		r.incarnation.missing = r.clearTiersLocked()
+		r.incarnation.doubted = time.Time{}
 	}
 	r.batches = at.Sequence + 1
 	r.incarnation.batches++
@@ -291,7 +301,12 @@ func (r *Rank) Apply(at vllm.Mark, b vllm.Batch) {
 		}
 		r.lag(time.Since(stamp))
 	}
-	r.againLocked()
+	switch reason := r.mirror.Outgrown(); {
+	case reason != "":
+		r.againLocked(reason)
+	case r.keptLocked(at, b):
+		r.againLocked("the prefix cache was not emptied")
+	}
 	r.changes++
 	r.wake()
 }

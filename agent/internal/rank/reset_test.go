@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvscout/kvscout/agent/internal/mirror"
 	"github.com/kvscout/kvscout/agent/internal/publish"
 	"github.com/kvscout/kvscout/agent/internal/vllm"
 	"github.com/kvscout/kvscout/protocol"
@@ -40,6 +41,12 @@ func TestResetOfAnIdleEngine(t *testing.T) {
 		{"refused while busy", []look{{resets: 3, at: still, now: still}, {resets: 4, at: still, now: still}, {resets: 4, idle: true, at: moved, now: moved}, {resets: 4, idle: true, at: moved, now: moved}}},
 		{"announced after the suspicion", []look{{resets: 3, at: still, now: still}, {resets: 4, at: still, now: still}, {resets: 4, idle: true, at: cleared, now: cleared}}},
 		{"two at once, one announced", []look{{resets: 3, idle: true, at: still, now: still}, {resets: 5, idle: true, at: cleared, now: cleared}, {resets: 5, idle: true, at: cleared, now: cleared, clear: true}}},
+		{"reset again behind a late announcement", []look{{resets: 3, idle: true, at: still, now: still}, {resets: 4, idle: true, at: still, now: still, clear: true, certain: true},
+			{resets: 5, idle: true, at: cleared, now: cleared}, {resets: 5, idle: true, at: cleared, now: cleared, clear: true}}},
+		{"announced while a poll ran, and reset again", []look{{resets: 3, idle: true, at: still, now: still}, {resets: 4, idle: true, at: still, now: cleared},
+			{resets: 5, idle: true, at: cleared, now: cleared}, {resets: 5, idle: true, at: cleared, now: cleared, clear: true}}},
+		{"reset again and announced", []look{{resets: 3, idle: true, at: still, now: still}, {resets: 4, idle: true, at: still, now: still, clear: true, certain: true},
+			{resets: 5, idle: true, at: Position{batches: 6, clears: 3}, now: Position{batches: 6, clears: 3}}, {resets: 5, idle: true, at: Position{batches: 6, clears: 3}, now: Position{batches: 6, clears: 3}}}},
 		{"asleep and awake between two looks", []look{{sleeps: 1, idle: true, at: still, now: still}, {sleeps: 2, idle: true, at: still, now: still, clear: true}, {sleeps: 2, idle: true, at: still, now: still}}},
 		{"asleep", []look{{idle: true, at: still, now: still}, {sleeps: 1, idle: true, asleep: true, at: still, now: still, clear: true, certain: true}, {sleeps: 1, idle: true, at: still, now: still}}},
 		{"asleep, awake and announced with the next request", []look{{idle: true, at: still, now: still}, {sleeps: 1, idle: true, at: cleared, now: cleared}, {sleeps: 1, idle: true, at: cleared, now: cleared}}},
@@ -122,4 +129,84 @@ func TestWeighClears(t *testing.T) {
 			t.Errorf("%d blocks, %v", n, st)
 		}
 	})
+}
+
+// TestCacheThatWasKeptIsHeardAgain lets an engine publish after its cache may have
+// been emptied: it would have begun with saying so. What was published before
+// shows nothing.
+func TestCacheThatWasKeptIsHeardAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		at      time.Duration // since the doubt
+		cleared bool
+		again   bool
+	}{
+		"kept":             {time.Hour, false, true},
+		"emptied":          {time.Hour, true, false},
+		"published before": {-time.Hour, false, false},
+	} {
+		r := testRank(t, Identity{Model: "m", Reported: 2})
+		r.State(vllm.Exact, "")
+		r.Apply(vllm.Mark{Sequence: 0, Live: true}, chain(3))
+		idle := &vllm.Load{Running: ptr(0.0), Waiting: ptr(0.0)}
+		r.weigh(idle, Emptied{Known: true}, r.Position(), now())
+		r.weigh(idle, Emptied{Known: true, Sleeps: 1}, r.Position(), now()) // it may only have been paused
+		epoch := r.Position().epoch
+		b := chain(1)
+		b.Time = float64(now().Add(c.at).Unix())
+		if c.cleared {
+			b.Events = append([]vllm.Event{{Kind: vllm.Cleared}}, b.Events...)
+		}
+		r.Apply(vllm.Mark{Sequence: 1, Live: true}, b)
+		if again := r.Position().epoch != epoch; again != c.again {
+			t.Errorf("%s: heard again: %v", name, again)
+		}
+		want := pb.Trust_TRUST_APPROXIMATE
+		switch {
+		case c.again:
+			want = pb.Trust_TRUST_SYNCING
+		case c.cleared:
+			want = pb.Trust_TRUST_EXACT
+		}
+		if _, st := r.Drain(nil); st.Trust != want {
+			t.Errorf("%s: %+v", name, st)
+		}
+	}
+}
+
+// TestClearedTiersAreForgotten empties an engine that keeps blocks in host memory,
+// too: no event says whether they are still there. What the batch itself tells of
+// them was stored before.
+func TestClearedTiersAreForgotten(t *testing.T) {
+	below := func(hashes ...uint64) vllm.Event {
+		return vllm.Event{Kind: vllm.Stored, Store: mirror.Store{Tier: mirror.Host, Hashes: hashes, BlockSize: 2}}
+	}
+	for name, clear := range map[string]func(r *Rank){
+		"announced": func(r *Rank) {
+			b := chain(1)
+			b.Events = append([]vllm.Event{{Kind: vllm.Cleared}}, append(b.Events, below(1), below(2))...)
+			r.Apply(vllm.Mark{Sequence: 2}, b)
+		},
+		"by metrics": func(r *Rank) {
+			idle := &vllm.Load{Running: ptr(0.0), Waiting: ptr(0.0)}
+			r.weigh(idle, Emptied{Known: true}, r.Position(), now())
+			r.weigh(idle, Emptied{Known: true, Resets: 1}, r.Position(), now())
+		},
+	} {
+		r := testRank(t, Identity{Model: "m", Reported: 2})
+		r.State(vllm.Exact, "")
+		r.Apply(vllm.Mark{Sequence: 0}, chain(3))
+		r.Apply(vllm.Mark{Sequence: 1}, vllm.Batch{Events: []vllm.Event{below(1), below(2), below(3)}})
+		clear(r)
+		_, st := r.Drain(nil)
+		if st.Lanes[mirror.LaneDisk].Count != st.Lanes[mirror.LaneGPU].Count || st.Trust != pb.Trust_TRUST_APPROXIMATE {
+			t.Errorf("%s: %+v", name, st)
+		}
+		r.Apply(vllm.Mark{Sequence: 3}, vllm.Batch{Events: append(chain(3).Events, below(1), below(2), vllm.Event{Kind: vllm.Removed, Remove: mirror.Remove{Hashes: []uint64{1, 2, 3}}})})
+		if name == "announced" {
+			r.Apply(vllm.Mark{Sequence: 4}, vllm.Batch{Events: []vllm.Event{{Kind: vllm.Removed, Remove: mirror.Remove{Hashes: []uint64{1}}}}})
+		}
+		if _, st := r.Drain(nil); st.Lanes[mirror.LaneGPU].Count != 0 || st.Lanes[mirror.LaneHost].Count != 2 {
+			t.Errorf("%s: what was stored later: %+v", name, st)
+		}
+	}
 }

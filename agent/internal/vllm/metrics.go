@@ -80,7 +80,8 @@ type Page struct {
 	// Resets counts the requests to empty the prefix cache, successful or not.
 	// The series appears with the first request: absent is none.
 	Resets float64
-	// Sleeps counts the requests to put the engine to sleep, in the same way.
+	// Sleeps counts the requests to put the engine to sleep or to pause it, in the
+	// same way.
 	Sleeps float64
 	// ProcessStart is when the engine's process began, in Unix seconds; 0: not
 	// said, as where several processes answer.
@@ -141,6 +142,7 @@ const (
 	processStart    = "process_start_time_seconds"
 	resetHandler    = "/reset_prefix_cache"
 	sleepHandler    = "/sleep"
+	pauseHandler    = "/pause"
 )
 
 // wanted holds the names of all samples that are read.
@@ -183,10 +185,10 @@ func ParseMetrics(page []byte) (Page, error) {
 	for _, s := range samples[httpRequests] {
 		switch {
 		case s.value == nil:
-		case s.labels["handler"] == sleepHandler:
-			r.page.Sleeps += *s.value
-		default:
+		case s.labels["handler"] == resetHandler:
 			r.page.Resets += *s.value
+		default:
+			r.page.Sleeps += *s.value
 		}
 	}
 	for _, m := range r.ranks {
@@ -209,7 +211,7 @@ func parseWanted(page []byte) (map[string][]sampled, error) {
 		if end < 0 || !wanted[string(line[:end])] {
 			continue
 		}
-		if string(line[:end]) == httpRequests && !bytes.Contains(line, []byte(resetHandler)) && !bytes.Contains(line, []byte(`"`+sleepHandler+`"`)) {
+		if string(line[:end]) == httpRequests && !empties(line) {
 			continue
 		}
 		if kept.Len()+len(line) > maxWanted {
@@ -239,6 +241,16 @@ func parseWanted(page []byte) (map[string][]sampled, error) {
 		}
 	}
 	return samples, nil
+}
+
+// empties says whether a line counts requests that may empty the prefix cache.
+func empties(line []byte) bool {
+	for _, handler := range []string{resetHandler, sleepHandler, pauseHandler} {
+		if bytes.Contains(line, []byte(`"`+handler+`"`)) {
+			return true
+		}
+	}
+	return false
 }
 
 type metricsReader struct {

@@ -194,3 +194,15 @@ func BenchmarkParseMetrics(b *testing.B) {
 		}
 	}
 }
+
+func TestRequestsThatMayEmptyTheCacheAreCounted(t *testing.T) {
+	const line = "http_requests_total{handler=%q,method=\"POST\",status=\"2xx\"} %d\n"
+	page := "vllm:num_requests_running{engine=\"0\"} 0\n"
+	for i, handler := range []string{"/reset_prefix_cache", "/sleep", "/pause", "/is_sleeping", "/is_paused", "/v1/completions"} {
+		page += fmt.Sprintf(line, handler, 1<<i)
+	}
+	p, err := ParseMetrics([]byte(page))
+	if err != nil || p.Resets != 1 || p.Sleeps != 2+4 {
+		t.Errorf("%v resets, %v sleeps: %v", p.Resets, p.Sleeps, err)
+	}
+}

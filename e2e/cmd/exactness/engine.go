@@ -24,7 +24,8 @@ type engine struct {
 	mu      sync.Mutex        // guards what follows
 	down    bool              // the process is dead
 	loras   map[string]string // adapter name -> folder
-	metrics string
+	metrics string            // as recorded
+	resets  int               // of the prefix cache, asked for over HTTP
 }
 
 func newEngine(rec *recording.Recording) (*engine, error) {
@@ -123,6 +124,7 @@ func (e *engine) page(w http.ResponseWriter, _ *http.Request) {
 	defer e.mu.Unlock()
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4")
 	fmt.Fprint(w, e.metrics)
+	fmt.Fprintf(w, "http_requests_total{handler=\"/%s\",method=\"POST\",status=\"2xx\"} %d\n", reset, e.resets)
 }
 
 // config says what a recording tells of the engine's configuration, as an
@@ -155,6 +157,9 @@ var (
 	load   = regexp.MustCompile(`^load (\S+)(?: from the folder of (\S+))?`)
 )
 
+// reset is the action that empties the prefix cache.
+const reset = "reset_prefix_cache"
+
 // act repeats what was done to the recorded engine, as far as an agent can see it.
 func (e *engine) act(action string) (restarted bool) {
 	e.mu.Lock()
@@ -180,6 +185,14 @@ func (e *engine) act(action string) (restarted bool) {
 		e.loras[m[1]] = root
 	}
 	return false
+}
+
+// emptied counts a request to empty the prefix cache, as the HTTP server of the
+// recorded engine did: the pages that were recorded leave its series out.
+func (e *engine) emptied() {
+	e.mu.Lock()
+	e.resets++
+	e.mu.Unlock()
 }
 
 // up ends a restart.

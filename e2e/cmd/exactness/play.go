@@ -40,6 +40,8 @@ type player struct {
 	sent      []uint64 // by rank: one more than the newest sequence sent in this life; 0: none
 	lives     []uint64 // by rank: epoch of the life before the last restart
 	restarted bool
+	busy      bool // events came since the last action, before it took effect
+	blind     bool // the last action may or may not have emptied the cache
 }
 
 func (p *player) play(ctx context.Context) (tally, error) {
@@ -58,6 +60,7 @@ func (p *player) play(ctx context.Context) (tally, error) {
 			}
 			p.engine.publishers[s.Batch.Rank].PublishFrames(s.Batch.Topic, s.Batch.Sequence, s.Batch.Payload)
 			p.sent[s.Batch.Rank] = s.Batch.Sequence + 1
+			p.busy, p.blind = true, false
 		case s.Metrics != "":
 			p.engine.setMetrics(s.Metrics)
 		case s.Action != "":
@@ -66,12 +69,15 @@ func (p *player) play(ctx context.Context) (tally, error) {
 			}
 		case s.Result != "":
 			p.engine.up()
+			if err := p.took(ctx, s.Result); err != nil {
+				return t, fmt.Errorf("step %d: %w", i, err)
+			}
 		}
 		q, asked := questions[i]
 		if !asked {
 			continue
 		}
-		if q.Blind {
+		if q.Blind && p.blind {
 			t.Isolated++
 			t.Blind++
 			continue
@@ -88,6 +94,7 @@ func (p *player) play(ctx context.Context) (tally, error) {
 
 // act repeats an action and waits until the agent can know of it.
 func (p *player) act(ctx context.Context, action string) error {
+	p.busy = false
 	for rank, id := range p.members {
 		member, err := p.stage.Member(ctx, id)
 		if err != nil {
@@ -114,13 +121,35 @@ func (p *player) act(ctx context.Context, action string) error {
 	})
 }
 
+// took repeats what an action that has taken effect left behind, and waits until
+// the agent can know of it. A reset fails while a request runs, and no page of
+// that moment was recorded, nor does an engine of the time tell how it went.
+func (p *player) took(ctx context.Context, action string) error {
+	if action != reset {
+		return nil
+	}
+	if p.blind = p.busy; p.blind {
+		return nil
+	}
+	p.engine.emptied()
+	for _, id := range p.members {
+		err := p.stage.Until(ctx, patience, id, "see the cache emptied", func(m *api.MemberState) bool {
+			return m.GetHeldGpuBlocks() == 0
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // settle waits until the scheduler's cache state stands on every batch sent.
 func (p *player) settle(ctx context.Context) error {
 	for rank, id := range p.members {
-		if p.sent[rank] == 0 {
+		if p.sent[rank] == 0 && !p.restarted {
 			continue
 		}
-		what := fmt.Sprintf("stand on batch %d", p.sent[rank]-1)
+		what := fmt.Sprintf("stand on %d batches", p.sent[rank])
 		err := p.stage.Until(ctx, patience, id, what, func(m *api.MemberState) bool {
 			state := m.GetCacheState()
 			known := state.GetEngineBatches() == p.sent[rank]

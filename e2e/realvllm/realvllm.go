@@ -119,6 +119,9 @@ func (e *Engine) Replay() string { return fmt.Sprintf("127.0.0.1:%d", e.port+1+e
 // Ranks is the number of data-parallel ranks.
 func (e *Engine) Ranks() int { return e.cfg.Ranks }
 
+// Model is the folder of the model, with its adapters.
+func (e *Engine) Model() string { return filepath.Join(e.cfg.Home, e.cfg.Model) }
+
 // BlockSize in tokens.
 func (e *Engine) BlockSize() int { return e.cfg.BlockSize }
 
@@ -137,7 +140,7 @@ func (e *Engine) command() *exec.Cmd {
 	if err != nil {
 		panic(err) // a map of strings and booleans
 	}
-	model := filepath.Join(e.cfg.Home, e.cfg.Model)
+	model := e.Model()
 	args := []string{
 		"-m", "vllm.entrypoints.openai.api_server",
 		"--model", model, "--load-format", "dummy", "--served-model-name", Model,

@@ -34,6 +34,7 @@ type run struct {
 	engine *realvllm.Engine
 	stage  *stage.Stage
 	agent  *stage.Agent
+	groups string     // that the agent is told
 	pools  [][]uint32 // prefixes that prompts share
 
 	judged, exact, over, under int
@@ -149,7 +150,7 @@ func (r *run) start() {
 func (r *run) startAgent() {
 	r.t.Helper()
 	var err error
-	opt := stage.AgentOptions{Engine: r.engine.URL(), Pod: pod, Ranks: r.engine.Ranks()}
+	opt := stage.AgentOptions{Engine: r.engine.URL(), Pod: pod, Ranks: r.engine.Ranks(), Groups: r.groups}
 	if opt.Events, opt.Replay, err = r.engine.ExplicitEndpoints(r.t.Context()); err != nil {
 		r.t.Fatal(err)
 	}

@@ -58,6 +58,23 @@ func TestHybridModelsAreTheEnginesOwnToo(t *testing.T) {
 	r.phase("sequential, with evictions", func() { r.requests(40, realvllm.Request{}) })
 	r.phase("turns", r.turns)
 	r.phase("after a reset", r.reset)
+	r.phase("kinds said by -groups", func() {
+		r.agent.Stop()
+		r.groups = "sliding:128,full"
+		r.startAgent()
+		r.requests(30, realvllm.Request{})
+	})
+}
+
+// TestTiersOfHybridModels offloads blocks of several groups: what is credited of
+// them is what GPU memory holds.
+func TestTiersOfHybridModels(t *testing.T) {
+	t.Parallel()
+	r := open(t, "hybrid, offload", realvllm.Config{Model: "hybrid", Offload: true, Blocks: 260})
+	r.startAgent()
+	r.phase("sequential, with evictions", func() { r.requests(60, realvllm.Request{}) })
+	r.phase("turns", r.turns)
+	r.phase("after a reset", r.reset)
 }
 
 func TestEachRankIsItsOwn(t *testing.T) {

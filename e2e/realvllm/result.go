@@ -34,7 +34,7 @@ type Wire struct {
 // Phase is one part of a test: requests whose cached tokens were predicted, and
 // what the engine then counted.
 type Phase struct {
-	// Engine is how the engine was started: full, hybrid, ranks, offload, special.
+	// Engine is how the engine was started, one of Engines.
 	Engine string `json:"engine"`
 	Name   string `json:"name"`
 	Judged int    `json:"judged"`
@@ -89,7 +89,7 @@ func (r *Result) Merge(newer Result) {
 }
 
 // Engines are the ways in which engines are started, in the order of results.
-var Engines = []string{"full", "hybrid", "ranks", "offload", "special"}
+var Engines = []string{"full", "hybrid", "ranks", "offload", "special", "operated", "operated, offload", "hybrid, offload"}
 
 // Write writes the result.
 func (r Result) Write(path string) error {

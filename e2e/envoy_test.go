@@ -1,9 +1,7 @@
 package e2e
 
 import (
-	"bufio"
 	"bytes"
-	"context"
 	"fmt"
 	"io"
 	"net"
@@ -13,18 +11,12 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
-	"time"
-
-	"google.golang.org/protobuf/proto"
 
 	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/loopback"
 	"github.com/kvscout/kvscout/e2e/stage"
-	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
-	"github.com/kvscout/kvscout/protocol/pb"
 	"github.com/kvscout/kvscout/scheduler"
 )
 
@@ -58,12 +50,47 @@ func needEnvoy(t *testing.T) string {
 
 // envoy is the real Envoy with the configuration of deploy/proxies/envoy.
 type envoy struct {
-	*gateway
+	*play
 	url, admin string
-	client     *http.Client
+	http       *http.Client
+	pid        int
 }
 
-// places in the configuration, which tests have elsewhere.
+// throughEnvoy is Envoy as a proxy like the others.
+var throughEnvoy = reverseProxy{
+	name: "Envoy",
+	need: func(t *testing.T) { needEnvoy(t) },
+	start: func(t *testing.T, s *site) served {
+		if s.plain {
+			return startEnvoy(t, s.play, "plain", []string{s.picker}, s.engines).served()
+		}
+		return startEnvoy(t, s.play, "engines", []string{s.picker}, s.engines).served()
+	},
+}
+
+func TestProxyEnvoy(t *testing.T) { runProxyCases(t, throughEnvoy) }
+
+func TestProxyLatencyEnvoy(t *testing.T) { measureProxy(t, throughEnvoy) }
+
+// TestProxyEnvoyDestination lets the scheduler name any address.
+func TestProxyEnvoyDestination(t *testing.T) {
+	r := throughEnvoy
+	r.name = "Envoy, ORIGINAL_DST"
+	r.configure = func(c *scheduler.Config) { c.ExtProcEndpoints = 1 }
+	r.start = func(t *testing.T, s *site) served {
+		return startEnvoy(t, s.play, "destination", []string{s.picker}, s.engines).served()
+	}
+	const second = "there is no second choice then"
+	r.lacks = map[feature]string{fallsBack: second, triesOthers: second}
+	runProxyCases(t, r)
+}
+
+// served says where it serves: HTTP/1.1 and HTTP/2 in clear text on one port.
+func (e *envoy) served() served {
+	return served{url: e.url, http2: e.url, pid: e.pid, check: e.unharmed}
+}
+
+// place in the configuration, which tests have elsewhere.
 func place(port string) string { return "127.0.0.1, port_value: " + port }
 
 func elsewhere(address string) string {
@@ -71,20 +98,15 @@ func elsewhere(address string) string {
 	return host + ", port_value: " + port
 }
 
-// startEnvoy puts Envoy in front of the engines at these addresses. cluster is
-// engines or destination.
-func startEnvoy(t *testing.T, g *gateway, cluster string, engines ...string) *envoy {
-	t.Helper()
-	return startEnvoyWith(t, g, []string{g.address}, cluster, engines)
-}
-
-// startEnvoyWith asks several schedulers.
-func startEnvoyWith(t *testing.T, g *gateway, pickers []string, cluster string, engines []string) *envoy {
+// startEnvoy puts Envoy in front of the engines at these addresses and lets it ask
+// these endpoint pickers. cluster is engines or destination, or plain for the
+// engines in turn, of whom nobody asks.
+func startEnvoy(t *testing.T, p *play, cluster string, pickers, engines []string) *envoy {
 	t.Helper()
 	path := needEnvoy(t)
 	host := loopback.Host(t)
-	e := &envoy{gateway: g, url: "http://" + net.JoinHostPort(host, "28080"), admin: net.JoinHostPort(host, "29901")}
-	e.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 300}, Timeout: patience}
+	e := &envoy{play: p, url: "http://" + net.JoinHostPort(host, "28080"), admin: net.JoinHostPort(host, "29901")}
+	e.http = &http.Client{Transport: &http.Transport{}, Timeout: patience}
 	config := read(t, "../deploy/proxies/envoy/envoy.yaml")
 	const endpoint = "        - endpoint: {address: {socket_address: {address: %s}}}\n"
 	list := func(addresses []string) (text string) {
@@ -93,11 +115,17 @@ func startEnvoyWith(t *testing.T, g *gateway, pickers []string, cluster string, 
 		}
 		return text
 	}
+	if cluster == "plain" {
+		const all = "- match: {prefix: /}\n"
+		const off = `"@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute, disabled: true`
+		cluster = "engines"
+		config = strings.NewReplacer(all, all+"                typed_per_filter_config: {envoy.filters.http.ext_proc: {"+off+"}}\n",
+			"least_request", "round_robin", "LeastRequest", "RoundRobin").Replace(config)
+	}
 	for _, change := range [][2]string{
 		{place("9901"), elsewhere(e.admin)}, {place("8080"), elsewhere(net.JoinHostPort(host, "28080"))},
 		{fmt.Sprintf(endpoint, place("9002")), list(pickers)},
 		{fmt.Sprintf(endpoint+endpoint, place("8000"), place("8001")), list(engines)},
-		{"              routes:\n", "              routes:\n" + g.routes},
 		{"cluster: engines # or: destination", "cluster: " + cluster},
 	} {
 		if strings.Count(config, change[0]) != 1 {
@@ -109,22 +137,8 @@ func startEnvoyWith(t *testing.T, g *gateway, pickers []string, cluster string, 
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var log bytes.Buffer
-	cmd := exec.Command(path, "-c", file, "--concurrency", "2", "--log-level", "warning", "--use-dynamic-base-id")
-	cmd.Stdout, cmd.Stderr = &log, &log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		e.client.CloseIdleConnections()
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		late := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
-		_ = cmd.Wait()
-		late.Stop()
-		if t.Failed() {
-			t.Logf("Envoy says:\n%s", log.String())
-		}
-	})
+	e.pid = runProgram(t, path, "-c", file, "--concurrency", "2", "--log-level", "warning", "--use-dynamic-base-id").Process.Pid
+	t.Cleanup(e.http.CloseIdleConnections)
 	e.untilStat("cluster.kvscout.membership_healthy", fmt.Sprint(len(pickers)))
 	return e
 }
@@ -137,7 +151,7 @@ func (e *envoy) untilStat(name, value string) {
 
 // stat is empty while Envoy does not answer.
 func (e *envoy) stat(name string) string {
-	answer, err := e.client.Get("http://" + e.admin + "/stats?filter=^" + name + "$")
+	answer, err := e.http.Get("http://" + e.admin + "/stats?filter=^" + name + "$")
 	if err != nil {
 		return ""
 	}
@@ -157,283 +171,6 @@ func (e *envoy) unharmed() {
 	}
 }
 
-// post sends a completion and returns the status and the body.
-func (e *envoy) post(body []byte) (int, []byte) {
-	e.t.Helper()
-	status, text, err := e.try(e.t.Context(), body)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	return status, text
-}
-
-func (e *envoy) try(ctx context.Context, body []byte) (int, []byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.url+"/v1/completions", bytes.NewReader(body))
-	if err != nil {
-		return 0, nil, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	answer, err := e.client.Do(req)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	return answer.StatusCode, text, err
-}
-
-// behind opens a stage with engines behind an Envoy.
-func behind(t *testing.T, cluster string, change func(*scheduler.Config), configs ...fakevllm.Config) (*envoy, []*engine) {
-	t.Helper()
-	needEnvoy(t)
-	p, g := picking(t, stage.Options{Change: change})
-	var engines []*engine
-	var addresses []string
-	for i, cfg := range configs {
-		e := p.engine(cfg).watched(fmt.Sprint("pod-", i))
-		e.untilMember(e.id(), "be exact", stage.Exact)
-		engines, addresses = append(engines, e), append(addresses, e.Addr())
-	}
-	return startEnvoy(t, g, cluster, addresses...), engines
-}
-
-const withUsage = `,"stream":true,"stream_options":{"include_usage":true}`
-
-func TestEnvoySendsWhereItIsCached(t *testing.T) {
-	for _, cluster := range []string{"engines", "destination"} {
-		for _, http2 := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, HTTP/2 %t", cluster, http2), func(t *testing.T) {
-				x, engines := behind(t, cluster, nil, fakevllm.Config{}, fakevllm.Config{}, fakevllm.Config{})
-				if http2 {
-					protocols := new(http.Protocols)
-					protocols.SetUnencryptedHTTP2(true)
-					x.client.Transport.(*http.Transport).Protocols = protocols
-				}
-				requests, cached := uint64(0), uint64(0)
-				for round, more := range []string{"", withUsage, ""} {
-					for seed := range uint64(6) {
-						q := random(seed, 2000+100*int(seed))
-						want := (len(q.tokens) - 1) / size * size // all that can be cached
-						if round == 0 {
-							want = 0
-						}
-						status, text := x.post(q.completion(more))
-						if status != http.StatusOK || !bytes.Contains(text, fmt.Appendf(nil, `"cached_tokens":%d,`, want)) {
-							t.Fatalf("round %d: %d %s, want %d cached", round, status, text, want)
-						}
-						requests, cached = requests+1, cached+uint64(want)
-						for _, e := range engines {
-							e.truth(soon, q)
-						}
-					}
-				}
-				// What was predicted is what the engines counted, and nothing is left over.
-				x.until("all is reported", func() bool {
-					var sum, counted, predicted, reserved uint64
-					for _, e := range engines {
-						m := x.member(e.id())
-						sum, counted = sum+m.GetReportedRequests(), counted+m.GetReportedCachedTokens()
-						predicted, reserved = predicted+m.GetPredictedCachedTokens(), reserved+uint64(m.GetReservedRequests())+m.GetReservedTokens()
-					}
-					return sum == requests && counted == cached && predicted == cached && reserved == 0
-				})
-				answer, err := x.client.Get(x.url + "/v1/models")
-				if err != nil {
-					t.Fatal(err)
-				}
-				answer.Body.Close()
-				if answer.StatusCode != http.StatusOK || answer.Header.Get("X-Kvscout-Decision") != "" {
-					t.Errorf("the models: %v", answer)
-				}
-				for body, want := range map[string]int{`{"model":`: 400, `{"model":"x","prompt":"y"}`: 404} {
-					if status, text := x.post([]byte(body)); status != want || !bytes.Contains(text, []byte(`"error"`)) {
-						t.Errorf("%s: %d %s", body, status, text)
-					}
-				}
-				x.unharmed()
-			})
-		}
-	}
-}
-
-// A body that was not passed on as it came would have other blocks.
-func TestEnvoyPassesLargeBodies(t *testing.T) {
-	x, engines := behind(t, "engines", nil, fakevllm.Config{MaxModelLen: 1 << 20, Blocks: 100_000})
-	e := engines[0]
-	q := random(1, 900_000)
-	for round, want := range []int{0, (len(q.tokens) - 1) / size * size} {
-		body := q.completion("")
-		if round == 1 { // 20 MB, of which most is nothing to the engine
-			body = q.completion(`,"user":"` + strings.Repeat("x", 15_000_000) + `"`)
-		}
-		if len(body) < 5_000_000+round*15_000_000 {
-			t.Fatalf("only %d bytes", len(body))
-		}
-		status, text := x.post(body)
-		if status != http.StatusOK || !bytes.Contains(text, fmt.Appendf(nil, `"cached_tokens":%d,`, want)) {
-			t.Fatalf("round %d: %d %s", round, status, text)
-		}
-		e.truth(patience, q)
-	}
-	x.unharmed()
-}
-
-// slow is an engine that takes its time for tokens.
-var slow = fakevllm.Config{Speedup: 1}
-
-// stream begins a long answer and reads its first event.
-func (e *envoy) stream(ctx context.Context, q prompt) *bufio.Reader {
-	e.t.Helper()
-	body := bytes.Replace(q.completion(`,"stream":true`), []byte(`"max_tokens":3`), []byte(`"max_tokens":100000`), 1)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.url+"/v1/completions", bytes.NewReader(body))
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	answer, err := e.client.Do(req)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	e.t.Cleanup(func() { answer.Body.Close() })
-	if answer.Header.Get("X-Kvscout-Decision") == "" {
-		e.t.Error("the answer names no decision")
-	}
-	reader := bufio.NewReader(answer.Body)
-	if line, err := reader.ReadString('\n'); err != nil || !strings.HasPrefix(line, "data: ") {
-		e.t.Fatalf("%q %v", line, err)
-	}
-	return reader
-}
-
-func idleAgain(m *api.MemberState) bool {
-	return m.GetReservedRequests() == 0 && m.GetReservedTokens() == 0
-}
-
-// The engine's counts are known even of clients that do not ask for them, and
-// such a client gets what it would get without kvscout.
-func TestEnvoyHidesUsage(t *testing.T) {
-	x, engines := behind(t, "engines", nil, fakevllm.Config{})
-	e := engines[0]
-	var plain []byte
-	for round := range uint64(3) {
-		q := random(round, 2000)
-		if round > 0 {
-			q = random(1, 2000)
-		}
-		status, text := x.post(q.completion(`,"stream":true`))
-		if status != http.StatusOK || bytes.Contains(text, []byte(`"usage"`)) || !bytes.HasSuffix(text, []byte("data: [DONE]\n\n")) || bytes.Count(text, []byte("data: ")) < 2 {
-			t.Fatalf("%d %s", status, text)
-		}
-		plain = text
-		e.untilMember(e.id(), "be reported", func(m *api.MemberState) bool {
-			cached := max(int(round)-1, 0) * 1984
-			return m.GetReportedRequests() == round+1 && m.GetReportedPromptTokens() == 2000*(round+1) &&
-				m.GetReportedCachedTokens() == uint64(cached) && m.GetPredictedCachedTokens() == uint64(cached)
-		})
-		e.truth(soon, q)
-	}
-	// The same from the engine itself: as many events.
-	_, direct := e.post(e.URL()+"/v1/completions", nil, map[string]any{"model": model, "prompt": random(1, 2000).tokens, "max_tokens": 3, "stream": true})
-	if got, want := bytes.Count(plain, []byte("\n\n")), bytes.Count(direct, []byte("\n\n")); got != want {
-		t.Errorf("%d events through Envoy, %d without:\n%s\n%s", got, want, plain, direct)
-	}
-	x.unharmed()
-}
-
-func TestEnvoyClientsGoAway(t *testing.T) {
-	x, engines := behind(t, "engines", nil, slow)
-	e := engines[0]
-	for seed := range uint64(3) {
-		ctx, cancel := context.WithCancel(t.Context())
-		x.stream(ctx, random(seed, 100))
-		cancel()
-		x.until("the engine is idle", func() bool { return e.State(0).Running == 0 })
-		e.untilMember(e.id(), "hold nothing back", idleAgain)
-	}
-	x.until("no request is open", func() bool { return x.counted(x.Admin, "kvscout_scheduler_extproc_open", "") == 0 })
-}
-
-func TestEnvoyEngineDiesInTheMiddle(t *testing.T) {
-	x, engines := behind(t, "engines", nil, slow)
-	reader := x.stream(t.Context(), random(1, 100))
-	engines[0].stop()
-	if _, err := io.Copy(io.Discard, reader); err == nil {
-		t.Error("the answer of a dead engine ends well")
-	}
-	x.until("no request is open", func() bool { return x.counted(x.Admin, "kvscout_scheduler_extproc_open", "") == 0 })
-	engines[0].untilMember(engines[0].id(), "hold nothing back", idleAgain)
-}
-
-// A member that is believed to hold all does not answer: the next of the list
-// does, and it is the one that counts.
-func TestEnvoyTriesTheNext(t *testing.T) {
-	var nobody string
-	x, engines := behind(t, "engines", func(c *scheduler.Config) {
-		nobody = net.JoinHostPort(loopback.Host(t), "8000")
-		c.ExtProcEndpoints = 2
-	}, fakevllm.Config{})
-	e := engines[0]
-	q := random(1, 50_000)
-	s := x.speaker(x.bus(), "dead", q)
-	s.mu.Lock()
-	s.info = proto.Clone(s.info).(*pb.MemberInfo)
-	s.info.Address = nobody
-	s.mu.Unlock()
-	x.untilMember(s.id, "have its address", func(m *api.MemberState) bool { return m.GetMember().GetAddress() == nobody })
-	if first := x.score(q.request()).GetCandidates()[0].GetMember().GetId(); first != s.id {
-		t.Fatalf("the first is %s", first)
-	}
-	// The dead one has to be one of Envoy's endpoints to be tried.
-	y := startEnvoy(t, x.gateway, "engines", nobody, e.Addr())
-	if status, text := y.post(q.completion("")); status != http.StatusOK {
-		t.Fatalf("%d %s", status, text)
-	}
-	for _, id := range []string{s.id, e.id()} {
-		x.untilMember(id, "hold nothing back", idleAgain)
-	}
-	if n := y.stat("cluster.engines.upstream_rq_retry_success"); n != "1" {
-		t.Errorf("%s retries", n)
-	}
-	y.unharmed()
-}
-
-// Without the scheduler Envoy's own policy serves, and the scheduler's again when
-// it is back.
-func TestEnvoyWithoutTheScheduler(t *testing.T) {
-	x, engines := behind(t, "engines", nil, fakevllm.Config{}, fakevllm.Config{})
-	q := random(1, 5000)
-	want := []byte(`"cached_tokens":4992,`)
-	if status, text := x.post(q.completion("")); status != http.StatusOK {
-		t.Fatalf("%d %s", status, text)
-	}
-	x.StopScheduler()
-	x.untilStat("cluster.kvscout.membership_healthy", "0")
-	// Envoy's threads hear of it one by one; requests of one connection are of one.
-	small := random(99, 100).completion("")
-	x.until("Envoy serves by itself", func() bool {
-		status, _, err := x.try(t.Context(), small)
-		return err == nil && status == http.StatusOK
-	})
-	for seed := range uint64(5) {
-		if status, text := x.post(random(100+seed, 100).completion("")); status != http.StatusOK {
-			t.Fatalf("without a scheduler: %d %s", status, text)
-		}
-	}
-	if err := x.StartScheduler(); err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range engines {
-		e.untilMember(e.id(), "be exact", stage.Exact)
-		e.truth(patience, q)
-	}
-	x.until("the scheduler is asked again", func() bool {
-		status, _ := x.post(small)
-		return status == http.StatusOK && x.counted(x.Admin, "kvscout_scheduler_extproc_requests_total", `outcome="forwarded"`) > 0
-	})
-	if status, text := x.post(q.completion("")); status != http.StatusOK || !bytes.Contains(text, want) {
-		t.Errorf("%d %s", status, text)
-	}
-}
-
 // Of two schedulers one stops in good order: no request notices.
 func TestEnvoyWithTwoSchedulers(t *testing.T) {
 	needEnvoy(t)
@@ -448,14 +185,12 @@ func TestEnvoyWithTwoSchedulers(t *testing.T) {
 		}
 		addresses = append(addresses, e.Addr())
 	}
-	x := startEnvoyWith(t, g, []string{g.address, other.address}, "engines", addresses)
+	x := startEnvoy(t, one, "engines", []string{g.address, other.address}, addresses)
+	y := &proxied{site: &site{play: one}, served: x.served(), client: x.http}
 	q := random(1, 5000)
 	serve := func(round int) {
 		t.Helper()
-		status, text := x.post(q.completion(""))
-		if want := min(round, 1) * 4992; status != http.StatusOK || !bytes.Contains(text, fmt.Appendf(nil, `"cached_tokens":%d,`, want)) {
-			t.Fatalf("request %d: %d %s", round, status, text)
-		}
+		y.complete(q, "", min(round, 1)*q.cacheable())
 	}
 	for round := range 10 {
 		serve(round)
@@ -469,37 +204,5 @@ func TestEnvoyWithTwoSchedulers(t *testing.T) {
 	for round := range 10 {
 		serve(1 + round)
 	}
-	x.unharmed()
-}
-
-func TestEnvoyWithManyAtOnce(t *testing.T) {
-	x, engines := behind(t, "engines", nil, fakevllm.Config{}, fakevllm.Config{}, fakevllm.Config{})
-	var all sync.WaitGroup
-	failed := make(chan error, 200)
-	for i := range 200 {
-		all.Go(func() {
-			more := ""
-			if i%2 == 0 {
-				more = withUsage
-			}
-			status, text, err := x.try(t.Context(), random(uint64(i%20), 1000).completion(more))
-			if err != nil || status != http.StatusOK || !bytes.Contains(text, []byte(`"prompt_tokens":1000`)) {
-				failed <- fmt.Errorf("request %d: %d %s %w", i, status, text, err)
-			}
-		})
-	}
-	all.Wait()
-	close(failed)
-	for err := range failed {
-		t.Error(err)
-	}
-	x.until("all is reported", func() bool {
-		sum, reserved := uint64(0), uint32(0)
-		for _, e := range engines {
-			m := x.member(e.id())
-			sum, reserved = sum+m.GetReportedRequests(), reserved+m.GetReservedRequests()
-		}
-		return sum == 200 && reserved == 0
-	})
 	x.unharmed()
 }

@@ -39,8 +39,6 @@ type gateway struct {
 	health  healthpb.HealthClient
 	// request and response are how bodies are shown.
 	request, response modepb.ProcessingMode_BodySendMode
-	// routes before that of deploy/proxies/envoy, where it is Envoy's.
-	routes string
 	// subset of endpoints that it allows; nil: all.
 	subset *structpb.Value
 }

@@ -174,9 +174,9 @@ sbom: ## out/sbom.spdx.json: the modules in the programs, as SPDX
 
 # How the programs that are released are built: nothing of the machine is in them.
 RELEASE = CGO_ENABLED=0 GOFLAGS= go build -buildvcs=auto -trimpath -ldflags '-s -w -buildid='
-PROGRAMS := ./agent/cmd/kvscout-agent ./scheduler/cmd/kvscout-scheduler
+PROGRAMS := ./agent/cmd/kvscout-agent ./scheduler/cmd/kvscout-scheduler ./scheduler/cmd/kvscout
 
-reproducible: ## both programs, built in two folders, once with an empty cache, are the same bytes
+reproducible: ## the programs, built in two folders, once with an empty cache, are the same bytes
 	@e2e/reproducible.sh $(CURDIR)/out/reproducible "$(RELEASE)" $(PROGRAMS)
 
 images: ## both container images by buildah, without a daemon

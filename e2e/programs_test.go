@@ -48,6 +48,9 @@ func TestImages(t *testing.T) {
 				}
 			}
 		}
+		if name == "scheduler" && (!strings.Contains(text, "out/image/kvscout /\n") || !strings.Contains(text, " ./scheduler/cmd/kvscout\n") || !strings.Contains(text, "/kvscout-scheduler /kvscout /\n")) {
+			t.Error("the scheduler's image lacks kvscout")
+		}
 		if strings.Contains(text, "buildvcs=false") {
 			t.Errorf("%s: the program will not know its version", name)
 		}

@@ -34,10 +34,11 @@ type openaiRequest struct {
 }
 
 type usage struct {
-	PromptTokens     int          `json:"prompt_tokens"`
-	TotalTokens      int          `json:"total_tokens"`
-	CompletionTokens int          `json:"completion_tokens"`
-	Details          usageDetails `json:"prompt_tokens_details"`
+	PromptTokens     int `json:"prompt_tokens"`
+	TotalTokens      int `json:"total_tokens"`
+	CompletionTokens int `json:"completion_tokens"`
+	// Details are null without --enable-prompt-tokens-details.
+	Details *usageDetails `json:"prompt_tokens_details"`
 }
 
 type usageDetails struct {
@@ -240,7 +241,7 @@ func (e *Engine) generation(r *http.Request, req *openaiRequest, chat bool) (*ge
 
 // usage counts over all prompts. Cached is known once a first token came.
 func (g *generation) usage(completion int) usage {
-	u := usage{CompletionTokens: completion}
+	u := usage{CompletionTokens: completion, Details: new(usageDetails)}
 	g.rank.mu.Lock()
 	defer g.rank.mu.Unlock()
 	for i := 0; i < len(g.list); i += g.n {
@@ -252,6 +253,9 @@ func (g *generation) usage(completion int) usage {
 		u.Details.CreatedTokens += s.prompt/size*size - cached
 	}
 	u.TotalTokens = u.PromptTokens + completion
+	if g.rank.cfg.NoPromptDetails {
+		u.Details = nil
+	}
 	return u
 }
 

@@ -340,7 +340,7 @@ func TestStreamHasFirstTokenAtOnceAndUsageLast(t *testing.T) {
 	if sum != 20 || texts[0] != 1 || len(texts) > 5 {
 		t.Errorf("chunks of %v tokens", texts)
 	}
-	want := usage{PromptTokens: 40, CompletionTokens: 20, TotalTokens: 60, Details: usageDetails{CreatedTokens: 32}}
+	want := usage{PromptTokens: 40, CompletionTokens: 20, TotalTokens: 60, Details: &usageDetails{CreatedTokens: 32}}
 	if d := cmp.Diff(want, last.Usage); d != "" {
 		t.Error(d)
 	}

@@ -55,6 +55,9 @@ type Config struct {
 	// NoRequestCounts leaves http_requests_total out of /metrics, like an API
 	// server without that instrumentation: resets and sleeps go uncounted.
 	NoRequestCounts bool
+	// NoPromptDetails leaves cached tokens out of usage, as an engine does without
+	// --enable-prompt-tokens-details.
+	NoPromptDetails bool
 	// Era of the events; zero: Maps.
 	Era Era
 

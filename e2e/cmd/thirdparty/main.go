@@ -26,7 +26,7 @@ import (
 )
 
 // programs are what is released.
-var programs = []string{"github.com/kvscout/kvscout/agent/cmd/kvscout-agent", "github.com/kvscout/kvscout/scheduler/cmd/kvscout-scheduler"}
+var programs = []string{"github.com/kvscout/kvscout/agent/cmd/kvscout-agent", "github.com/kvscout/kvscout/scheduler/cmd/kvscout-scheduler", "github.com/kvscout/kvscout/scheduler/cmd/kvscout"}
 
 // module is one that packages of the programs come from.
 type module struct {

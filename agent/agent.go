@@ -68,12 +68,16 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	groups, err := rank.ParseGroups(cfg.Groups)
+	if err != nil {
+		return nil, err
+	}
 	return &Agent{
 		cfg: cfg, limit: limit, engine: engine, refused: newRefusals(cfg.Log.With("component", "nats"), cfg.Heartbeat),
 		watch: watch.New(watch.Config{
 			Engine: engine, URL: settings.RedactURLs(cfg.Engine), Every: cfg.Probe, Failures: cfg.ProbeFailures, Audit: cfg.Audit,
 			Events: cfg.Events, Replay: cfg.Replay, EventsBind: cfg.EventsBind, Model: cfg.Model, BlockSize: cfg.BlockSize,
-			Hits: rank.HitSettings{Speculative: cfg.Speculative, AttentionChunk: cfg.AttentionChunk, HashSeed: cfg.HashSeed, Groups: cfg.Groups},
+			Hits: rank.HitSettings{Speculative: cfg.Speculative, AttentionChunk: cfg.AttentionChunk, HashSeed: cfg.HashSeed, Groups: groups},
 			Member: &pb.MemberInfo{
 				Namespace: cfg.Namespace, Pod: cfg.Pod, PodUid: cfg.PodUID, Labels: cfg.Labels, Address: cmp.Or(cfg.Address, engine.Address()),
 			},

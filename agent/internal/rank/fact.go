@@ -22,7 +22,7 @@ func (r *Rank) factsLocked() []Fact {
 		facts = append(facts, Fact{"attention chunk", strconv.Itoa(r.hits.Chunk), r.hits.chunkSource})
 	}
 	if r.hits.Groups != (mirror.Groups{}) {
-		facts = append(facts, Fact{"kinds of groups that events do not tell", r.hits.groups, "-groups"})
+		facts = append(facts, Fact{"kinds of groups that events do not tell", formatGroups(r.hits.Groups), "-groups"})
 	}
 	if unit := r.blockSizeLocked(); unit > 0 && r.mirror.Kinds() > 1 {
 		source := "block sizes in events"

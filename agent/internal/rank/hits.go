@@ -21,7 +21,6 @@ type HitRule struct {
 	guess string
 	// Who told what is dropped, and the chunk.
 	dropSource, chunkSource string
-	groups                  string // as they were said
 }
 
 // Methods of speculative decoding by what they do to hits: those that draft
@@ -58,8 +57,11 @@ type HitSettings struct {
 	Speculative    string // method of speculative decoding, or "none"
 	AttentionChunk int    // of chunked-local attention, in tokens
 	HashSeed       string // PYTHONHASHSEED of the engine
-	Groups         string // kinds of KV-cache groups, as ParseGroups reads them
+	Groups         mirror.Groups
 }
+
+// groupKinds are the kinds of KV-cache groups by their names.
+var groupKinds = map[string]mirror.GroupKind{"full": mirror.Full, "sliding": mirror.Sliding, "states": mirror.State, "chunked": mirror.Chunked}
 
 // ParseGroups reads kinds of KV-cache groups in the engine's order, such as
 // "sliding:128,full,states,chunked". Empty: nothing is said.
@@ -73,7 +75,7 @@ func ParseGroups(text string) (groups mirror.Groups, err error) {
 		}
 		kind, window, sized := strings.Cut(part, ":")
 		g := &groups[i]
-		g.Kind = map[string]mirror.GroupKind{"full": mirror.Full, "sliding": mirror.Sliding, "states": mirror.State, "chunked": mirror.Chunked}[kind]
+		g.Kind = groupKinds[kind]
 		if sized {
 			g.Window, err = strconv.Atoi(window)
 		}
@@ -82,6 +84,23 @@ func ParseGroups(text string) (groups mirror.Groups, err error) {
 		}
 	}
 	return groups, nil
+}
+
+// formatGroups is the text that ParseGroups reads.
+func formatGroups(groups mirror.Groups) string {
+	var parts []string
+	for _, g := range groups {
+		for name, kind := range groupKinds {
+			switch {
+			case g.Kind != kind:
+			case kind == mirror.Sliding:
+				parts = append(parts, fmt.Sprintf("%s:%d", name, g.Window))
+			default:
+				parts = append(parts, name)
+			}
+		}
+	}
+	return strings.Join(parts, ",")
 }
 
 // maxWindow of sliding attention, in tokens.
@@ -93,8 +112,7 @@ func HitRuleOf(told vllm.Config, said HitSettings, speculates bool, cache vllm.C
 	rule := HitRule{toTheEnd: newer(version, 0, 32)}
 	rule.Unit, rule.Algorithm, rule.Seed = cache.HashUnit, cache.Algorithm, said.HashSeed
 	rule.Tagged = newer(version, 0, 31)
-	rule.Groups, _ = ParseGroups(said.Groups) // checked with the settings
-	rule.groups = said.Groups
+	rule.Groups = said.Groups
 	method, known := said.Speculative, said.Speculative != ""
 	rule.dropSource = "-speculative"
 	if told.Told {

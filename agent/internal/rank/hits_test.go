@@ -78,6 +78,9 @@ func TestGroupsAreRead(t *testing.T) {
 	if err != nil || g[0].Kind != mirror.Sliding || g[0].Window != 128 || g[1].Kind != mirror.Full || g[2].Kind != mirror.State || g[3].Kind != mirror.Chunked || g[4].Kind != mirror.Unspecified {
 		t.Errorf("%v, %v", g, err)
 	}
+	if text := formatGroups(g); text != "sliding:128,full,states,chunked" {
+		t.Errorf("written as %q", text)
+	}
 	if g, err = ParseGroups(""); err != nil || g != (mirror.Groups{}) {
 		t.Errorf("nothing said: %v, %v", g, err)
 	}

@@ -165,7 +165,7 @@ func (m *Mirror) evaluateFrom(top int32) {
 // to be on the lane above, or to have a copy of its own there.
 func (m *Mirror) lanes(i int32) laneSet {
 	n := &m.nodes[i]
-	if n.flags&(flagClaimed|flagShut) != flagClaimed || m.noCredit != "" {
+	if n.flags&(flagClaimed|flagShut) != flagClaimed || m.noCredit != "" || m.silent {
 		return 0
 	}
 	parent := allLanes

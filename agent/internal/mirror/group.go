@@ -144,10 +144,49 @@ func (m *Mirror) judge() {
 	if unspecified > 0 && len(m.groups) > 1 {
 		m.guess = "several KV-cache groups whose kind is not told: each is followed like full attention; -groups can say them"
 	}
+	if silent := m.someSilent(); silent != m.silent {
+		m.silent = silent
+		m.markAll()
+	}
+	if m.silent {
+		m.guess = "a KV-cache group has announced nothing yet: its blocks are larger than what was computed so far, and a hit needs one"
+	}
 	if m.dropped > 1 {
 		m.guess = "blocks of different sizes are dropped of a hit: as much is followed as if all were of the largest"
 	}
 	m.forbid(reason)
+}
+
+// someSilent says whether the engine has a group that is not known yet. Groups
+// are numbered from 0, and each announces what it fills: one that is silent has
+// larger blocks than anything that was computed, and what it does not hold is no
+// hit.
+func (m *Mirror) someSilent() bool {
+	if m.heard || len(m.groups) == 0 {
+		return false
+	}
+	there := 1
+	if m.cfg.Rule.Several {
+		there = 2
+	}
+	for id, said := range m.cfg.Rule.Groups {
+		if said.Kind != Unspecified {
+			there = max(there, id+1)
+		}
+	}
+	for _, g := range m.groups {
+		there = max(there, g.id+1)
+	}
+	return there > len(m.groups)
+}
+
+// Heard tells that the engine has used what it holds: groups that are not known
+// by then take no part in it.
+func (m *Mirror) Heard() {
+	if !m.heard {
+		m.heard = true
+		m.judge()
+	}
 }
 
 // judgeSizes decides how large the blocks of the mirror are, at which of them

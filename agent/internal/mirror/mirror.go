@@ -103,6 +103,8 @@ type Rule struct {
 	Algorithm, Seed string
 	// Groups are the kinds of those whose events name none.
 	Groups Groups
+	// Several: the engine has more than one group.
+	Several bool
 	// Tagged: its hashes cover what extra keys are, not only the keys.
 	Tagged bool
 }
@@ -202,6 +204,8 @@ type Mirror struct {
 	shared   map[blockkey.Key]int32 // keys that several nodes have claimed, and how many still do
 	groups   []*group
 	crowded  bool // more groups than maxGroups were named
+	silent   bool // a group is there that is not known yet: nothing is held on any lane
+	heard    bool // all groups that count are known
 	noCredit string
 	guess    string // why less than the engine's own number is promised; empty: it is not
 	outgrown string // why all that came before must be told again; empty: it need not

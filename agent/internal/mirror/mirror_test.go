@@ -300,11 +300,42 @@ func TestSlidingGroupsMustHoldTheBlockToo(t *testing.T) {
 	newBench(t, Config{}).
 		send(sliding(chain(0, 1, 2, 3)), full(chain(0, 1, 2, 3))).want(3, 3, 3, 1, 2, 3).
 		send(Remove{Group: 0, HasGroup: true, Hashes: []uint64{2}}).want(1, 1, 1, 1, 2, 3)
-	newBench(t, Config{}).send(full(chain(0, 1, 2, 3))).want(3, 3, 3, 1, 2, 3).
+	newBench(t, Config{}).send(full(chain(0, 1, 2, 3))).want(0, 0, 0, 1, 2, 3).
 		send(named).want(0, 0, 0, 1, 2, 3)
 	sparse := sliding(chain(0, 1, 2, 3))
 	sparse.Hashes = []uint64{1, 3}
 	newBench(t, Config{}).send(sparse, full(chain(0, 1, 2, 3))).want(1, 1, 1, 1, 2, 3)
+}
+
+// TestSilentGroupsEndAllCredit is an engine with a group that has announced
+// nothing yet, because its blocks are larger than the prompts so far: it must hold
+// one for any hit. That it is there is told by the numbers of the others, by what
+// is said of groups, or by what the engine says of its size.
+func TestSilentGroupsEndAllCredit(t *testing.T) {
+	said := Rule{}
+	said.Groups[0].Kind, said.Groups[1].Kind = Full, State
+	for name, c := range map[string]struct {
+		rule  Rule
+		group int // of the one that is heard
+		want  int
+	}{
+		"one group":           {want: 2},
+		"the second of two":   {group: 1},
+		"the first, two said": {rule: said},
+		"the first of some":   {rule: Rule{Several: true}},
+	} {
+		b := newBench(t, Config{Rule: c.rule}).send(in(c.group, Full, chain(0, 1, 2))).want(c.want, c.want, c.want, 1, 2)
+		if guess := b.m.Stats().Guess; (guess == "") != (c.want > 0) {
+			t.Errorf("%s: %q", name, guess)
+		}
+		b.m.Heard() // who finds something cached needs nothing of groups that are silent
+		b.want(2, 2, 2, 1, 2)
+	}
+	// A longer prompt is announced by all.
+	state := in(0, State, chain(0, 9))
+	state.Hashes, state.Tokens, state.BlockSize = []uint64{2}, chain(0, 1, 2).Tokens, 4
+	newBench(t, Config{}).send(in(1, Full, chain(0, 1, 2))).want(0, 0, 0, 1, 2).
+		send(state, in(1, Full, chain(0, 1, 2))).want(2, 2, 2, 1, 2)
 }
 
 func TestFirstStoreOfASlidingGroupCountsInEitherOrder(t *testing.T) {

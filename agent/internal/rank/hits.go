@@ -107,12 +107,13 @@ func formatGroups(groups mirror.Groups) string {
 const maxWindow = 1 << 30
 
 // HitRuleOf weighs what is known: what the engine tells counts before what the
-// operator says, and that before what can only be seen from outside.
-func HitRuleOf(told vllm.Config, said HitSettings, speculates bool, cache vllm.Cache, version string) HitRule {
+// operator says, and that before what can only be seen from outside. longest is
+// the longest prompt of the model; 0: not known.
+func HitRuleOf(told vllm.Config, said HitSettings, speculates bool, cache vllm.Cache, longest int, version string) HitRule {
 	rule := HitRule{toTheEnd: newer(version, 0, 32)}
 	rule.Unit, rule.Algorithm, rule.Seed = cache.HashUnit, cache.Algorithm, said.HashSeed
 	rule.Tagged = newer(version, 0, 31)
-	rule.Groups = said.Groups
+	rule.Groups, rule.Several = said.Groups, cache.Shared(longest)
 	method, known := said.Speculative, said.Speculative != ""
 	rule.dropSource = "-speculative"
 	if told.Told {

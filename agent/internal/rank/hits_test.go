@@ -34,15 +34,15 @@ func TestHitRuleIsTheMostCertainOne(t *testing.T) {
 		"a method of tomorrow":              {told: told("oracle"), drop: mirror.DropAttention, guess: true},
 		"the drop is switched off":          {told: vllm.Config{Told: true, Speculative: "eagle", KeepsLastBlock: true}, drop: mirror.DropNone},
 	} {
-		got := HitRuleOf(c.told, c.cfg, c.speculates, vllm.Cache{}, "0.32.0")
+		got := HitRuleOf(c.told, c.cfg, c.speculates, vllm.Cache{}, 0, "0.32.0")
 		if got.Drop != c.drop || (got.guess != "") != c.guess {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}
-	if got := HitRuleOf(vllm.Config{Told: true, Chunk: 128}, HitSettings{AttentionChunk: 64}, false, vllm.Cache{}, ""); got.Chunk != 128 {
+	if got := HitRuleOf(vllm.Config{Told: true, Chunk: 128}, HitSettings{AttentionChunk: 64}, false, vllm.Cache{}, 0, ""); got.Chunk != 128 {
 		t.Errorf("%+v", got)
 	}
-	if got := HitRuleOf(vllm.Config{}, HitSettings{AttentionChunk: 64}, false, vllm.Cache{}, ""); got.Chunk != 64 {
+	if got := HitRuleOf(vllm.Config{}, HitSettings{AttentionChunk: 64}, false, vllm.Cache{}, 0, ""); got.Chunk != 64 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -63,7 +63,7 @@ func TestFactsNameTheirSources(t *testing.T) {
 		"the engine and an option": {told: vllm.Config{Told: true}, said: HitSettings{Speculative: "eagle", AttentionChunk: 64}, want: []Fact{{"dropped blocks", "0", "/server_info"}, {"attention chunk", "64", "-attention-chunk"}}},
 	} {
 		r := newRank(Config{Log: slog.New(slog.DiscardHandler)})
-		r.follow(HitRuleOf(c.told, c.said, c.speculates, vllm.Cache{}, "0.32.0"))
+		r.follow(HitRuleOf(c.told, c.said, c.speculates, vllm.Cache{}, 0, "0.32.0"))
 		r.mu.Lock()
 		got := r.factsLocked()
 		r.mu.Unlock()
@@ -135,9 +135,38 @@ func TestDroppedBlockOfOneKindOfGroup(t *testing.T) {
 	r.State(vllm.Exact, "")
 	b := hybridBatch()
 	b.Events = b.Events[1:]
+	b.Events[0].Store.Group = 0
 	r.Apply(vllm.Mark{}, b)
 	r.follow(HitRule{Rule: mirror.Rule{Drop: mirror.DropAttention}, toTheEnd: true})
 	if _, st := r.Drain(nil); st.Rule.GetEnds() || st.Rule.GetDroppedBlocks() != 1 || st.Rule.GetDroppedToTheEnd() || st.Trust != pb.Trust_TRUST_EXACT {
 		t.Errorf("%v (%s), rule %v", st.Trust, st.Reason, st.Rule)
+	}
+}
+
+// TestUsersOfTheCacheHaveHeardAllGroups: a group that is still silent when the
+// engine has found something cached takes no part; of a stream that was not
+// followed from its start nothing of the kind is known.
+func TestUsersOfTheCacheHaveHeardAllGroups(t *testing.T) {
+	for name, c := range map[string]struct {
+		hits  *float64
+		whole bool
+		want  pb.Trust
+	}{
+		"no hit yet":           {ptr(0.0), true, pb.Trust_TRUST_APPROXIMATE},
+		"hits are not counted": {nil, true, pb.Trust_TRUST_APPROXIMATE},
+		"a hit":                {ptr(32.0), true, pb.Trust_TRUST_EXACT},
+		"a hit, a late agent":  {ptr(32.0), false, pb.Trust_TRUST_APPROXIMATE},
+	} {
+		r := testRank(t, Identity{Model: "m", Reported: 2})
+		r.State(vllm.Exact, "")
+		b := chain(3)
+		b.Events[0].Store.Group = 1
+		r.Apply(vllm.Mark{}, b)
+		r.stream.whole = c.whole
+		r.weigh(&vllm.Load{HitTokens: c.hits}, Emptied{}, r.Position(), now())
+		n, st := held(t, r)
+		if st.Trust != c.want || (n == 3) != (c.want == pb.Trust_TRUST_EXACT) {
+			t.Errorf("%s: %d blocks, %v (%s)", name, n, st.Trust, st.Reason)
+		}
 	}
 }

@@ -126,6 +126,9 @@ func (r *Rank) weigh(l *vllm.Load, now Emptied, at Position, asked time.Time) {
 			r.incarnation.doubted = time.Now()
 		}
 	}
+	if l.HitTokens != nil && *l.HitTokens > 0 && r.stream.whole {
+		r.mirror.Heard()
+	}
 	r.reconcileLocked(l, now.Resets, asked, stand.states == at.states)
 }
 

@@ -42,7 +42,7 @@ func (r *Rank) trustLocked() (pb.Trust, string) {
 		return pb.Trust_TRUST_APPROXIMATE, r.hits.guess
 	case st.Guess != "":
 		return pb.Trust_TRUST_APPROXIMATE, st.Guess
-	case (r.mirror.HasEnds() || r.mirror.Dropped() > 0) && held > r.mirror.Count(mirror.LaneGPU):
+	case (r.mirror.HasEnds() || r.mirror.Dropped() > 0) && r.mirror.Offloads():
 		return pb.Trust_TRUST_APPROXIMATE, "blocks of a hybrid or speculating engine count in GPU memory only"
 	case st.Withheld > 0:
 		return pb.Trust_TRUST_APPROXIMATE, fmt.Sprintf("%d blocks withheld: their content is not certain", st.Withheld)

@@ -64,7 +64,21 @@ type Cache struct {
 	Blocks        int    // of the GPU pool; 0: not known
 	Algorithm     string // of the engine's hashes
 	HashUnit      int    // tokens, of the engine's hashes; 0: it follows from the groups
+	Capacity      int    // tokens that all blocks hold of prompts of the model's full length; 0: not known
 	PrefixCaching *bool
+}
+
+// Shared says whether several KV-cache groups must share the blocks: a prompt of
+// the model's full length takes more of them than one group would. Where that is
+// not known, or by a whole factor as the ranks of one engine are counted together,
+// the answer is no.
+func (c Cache) Shared(longest int) bool {
+	if c.Capacity < 1 || c.BlockSize < 1 || longest < 1 {
+		return false
+	}
+	alone := int(float64(c.Blocks) / float64((longest+c.BlockSize-1)/c.BlockSize) * float64(longest))
+	ranks := (alone + c.Capacity/2) / c.Capacity
+	return alone-c.Capacity > 1 && max(alone-ranks*c.Capacity, ranks*c.Capacity-alone) > ranks
 }
 
 // RankMetrics is what a metrics page says about one rank.
@@ -370,6 +384,7 @@ func (r *metricsReader) caches() {
 		}
 		c := &rank.Cache
 		c.BlockSize, c.Blocks = number(s.labels["block_size"]), number(s.labels["num_gpu_blocks"])
+		c.Capacity = number(s.labels["kv_cache_size_tokens"])
 		c.Algorithm = s.labels["prefix_caching_hash_algo"]
 		c.HashUnit = cmp.Or(number(s.labels["prefix_match_unit"]), number(s.labels["hash_block_size"]))
 		switch on := s.labels["enable_prefix_caching"]; on {

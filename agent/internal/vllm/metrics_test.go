@@ -206,3 +206,28 @@ func TestRequestsThatMayEmptyTheCacheAreCounted(t *testing.T) {
 		t.Errorf("%v resets, %v sleeps: %v", p.Resets, p.Sleeps, err)
 	}
 }
+
+// The sizes are those that engines of these shapes said: one group, of one rank and
+// of two, a group of sliding windows alone, and groups that share the blocks.
+func TestGroupsThatShareTheBlocksAreSeen(t *testing.T) {
+	for name, c := range map[string]struct {
+		cache   Cache
+		longest int
+		shared  bool
+	}{
+		"full":              {Cache{BlockSize: 32, Blocks: 256, Capacity: 8192}, 4000, false},
+		"full, a rest":      {Cache{BlockSize: 32, Blocks: 64, Capacity: 2031}, 2000, false},
+		"two ranks":         {Cache{BlockSize: 32, Blocks: 512, Capacity: 8192}, 4000, false},
+		"sliding":           {Cache{BlockSize: 32, Blocks: 256, Capacity: 14840}, 4000, false},
+		"full and sliding":  {Cache{BlockSize: 32, Blocks: 256, Capacity: 5278}, 4000, true},
+		"full and states":   {Cache{BlockSize: 96, Blocks: 256, Capacity: 17066}, 4000, true},
+		"full and chunked":  {Cache{BlockSize: 32, Blocks: 320, Capacity: 2539}, 4000, true},
+		"no capacity":       {Cache{BlockSize: 32, Blocks: 256}, 4000, false},
+		"no longest prompt": {Cache{BlockSize: 32, Blocks: 256, Capacity: 5278}, 0, false},
+		"no blocks":         {Cache{Capacity: 5278}, 4000, false},
+	} {
+		if shared := c.cache.Shared(c.longest); shared != c.shared {
+			t.Errorf("%s: %v", name, shared)
+		}
+	}
+}

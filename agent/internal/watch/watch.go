@@ -417,7 +417,7 @@ func (w *Watch) hits(n int, page vllm.Page) rank.HitRule {
 			cache = r.Cache
 		}
 	}
-	return rank.HitRuleOf(w.reported, w.cfg.Hits, page.Speculates, cache, w.version)
+	return rank.HitRuleOf(w.reported, w.cfg.Hits, page.Speculates, cache, w.models.MaxModelLen, w.version)
 }
 
 // report hands a rank what a poll has found about it.

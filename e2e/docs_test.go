@@ -33,16 +33,11 @@ func read(t *testing.T, path string) string {
 // TestDocsListEveryFlag compares the tables of flags with what the commands say
 // themselves; -update writes them.
 func TestDocsListEveryFlag(t *testing.T) {
-	entry := regexp.MustCompile(`(?m)^  -([a-z-]+)(?: ([^\n]+))?\n    \t([^\n]+)$`)
-	for _, command := range []string{"agent", "scheduler"} {
-		name := "kvscout-" + command
-		binary := filepath.Join(t.TempDir(), name)
-		build := exec.Command("go", "build", "-o", binary, "github.com/kvscout/kvscout/"+command+"/cmd/"+name)
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := build.CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
-		help, err := exec.Command(binary, "-help").CombinedOutput()
+	entry := regexp.MustCompile(`(?m)^  -([a-z-]+)(?: ([^\n]+))?(?:\n    )?\t([^\n]+)$`)
+	bin := programs(t, "./agent/cmd/kvscout-agent", "./scheduler/cmd/kvscout-scheduler")
+	for _, name := range []string{"kvscout-agent", "kvscout-agent inject", "kvscout-scheduler"} {
+		words := strings.Fields(name)
+		help, err := exec.Command(filepath.Join(bin, words[0]), append(words[1:], "-help")...).CombinedOutput()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -38,7 +38,9 @@ var packages = map[string][]string{
 	"agent/internal/rank":             {"agent/internal/vllm", "agent/internal/mirror", "agent/internal/publish", "agent/internal/reconcile", "protocol/pb", "protocol/blockkey"},
 	"agent/internal/watch":            {"agent/internal/vllm", "agent/internal/rank", "protocol", "protocol/pb"},
 	"agent":                           {"agent/internal/vllm", "agent/internal/mirror", "agent/internal/publish", "agent/internal/rank", "agent/internal/watch", "protocol", "protocol/pb", "protocol/telemetry", "protocol/settings", "protocol/logging", "protocol/admin", "protocol/bus"},
-	"agent/cmd/kvscout-agent":         {"agent", "protocol/settings"},
+	"agent/internal/inject":           {},
+	"agent/internal/manifest":         {"agent/internal/inject"},
+	"agent/cmd/kvscout-agent":         {"agent", "agent/internal/inject", "agent/internal/manifest", "protocol/settings"},
 	"scheduler/internal/fleet":        {},
 	"scheduler/internal/learn":        {},
 	"scheduler/internal/certs":        {},
@@ -100,7 +102,8 @@ var edges = map[string][]string{
 	"golang.org/x/term":                     {"scheduler/cmd/kvscout-sim", "scheduler/internal/cli"},
 	"github.com/schollz/progressbar":        {"scheduler/cmd/kvscout-sim"},
 	"gonum.org/v1/plot":                     {"scheduler/internal/sim/report"},
-	"go.yaml.in/yaml/v3":                    {"scheduler/internal/profile", "protocol/settings"},
+	"go.yaml.in/yaml/v3":                    {"scheduler/internal/profile", "protocol/settings", "agent/internal/manifest"},
+	"mvdan.cc/sh/v3":                        {"agent/internal/inject"},
 	"github.com/KimMachineGun/automemlimit": {"agent/cmd/kvscout-agent", "scheduler/cmd/kvscout-scheduler"},
 	"net/http":                              {"protocol/admin", "agent/internal/vllm", "agent", "protocol/telemetry", "scheduler/internal/intake", "scheduler/internal/rest", "scheduler/internal/serve", "scheduler/internal/cli", "scheduler"},
 }
@@ -110,7 +113,7 @@ var edges = map[string][]string{
 // file of a pure package that may is its shell: it waits for the core, or feeds it.
 var (
 	shells    = []string{"../scheduler/internal/admission/wait.go", "../scheduler/internal/profile/file.go", "../scheduler/internal/extproc/extproc.go"}
-	pure      = []string{"protocol/blockkey", "agent/internal/blockhash", "agent/internal/mirror", "agent/internal/reconcile", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/predict", "scheduler/internal/estimate", "scheduler/internal/outbox", "scheduler/internal/pick", "scheduler/internal/admission", "scheduler/internal/completion", "scheduler/internal/extproc", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"}
+	pure      = []string{"protocol/blockkey", "agent/internal/blockhash", "agent/internal/mirror", "agent/internal/reconcile", "agent/internal/inject", "agent/internal/manifest", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/predict", "scheduler/internal/estimate", "scheduler/internal/outbox", "scheduler/internal/pick", "scheduler/internal/admission", "scheduler/internal/completion", "scheduler/internal/extproc", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"}
 	unclean   = []string{"context", "log", "log/slog", "net", "net/http", "os"}
 	clockwork = []string{"time.Now(", "time.Since(", "time.Sleep(", "time.After(", "time.NewTimer(", "time.NewTicker("}
 )

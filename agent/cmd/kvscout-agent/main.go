@@ -43,6 +43,9 @@ overrides it. Metrics go to OTEL_EXPORTER_OTLP_ENDPOINT when that is set.
 
 Exit status: 0 after SIGINT or SIGTERM, 1 on failure, 2 for wrong usage.
 
+kvscout-agent inject puts agents into Kubernetes' manifests; it has flags of its
+own, which kvscout-agent inject -help lists.
+
 `
 
 func main() {
@@ -54,6 +57,9 @@ func main() {
 }
 
 func run(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer) int {
+	if len(args) > 0 && args[0] == "inject" {
+		return runInject(args[1:], getenv, os.Stdin, stdout, stderr)
+	}
 	program := &settings.Program{Name: "kvscout-agent", Intro: intro}
 	cfg, err := parse(program, args, getenv, stdout, stderr)
 	switch {
@@ -90,11 +96,37 @@ func limitMemory(log *slog.Logger, container memlimit.Provider) {
 
 // parse makes a Config of flags, environment and file; see settings.Program.Read.
 func parse(program *settings.Program, args []string, getenv func(string) string, stdout, stderr io.Writer) (agent.Config, error) {
-	cfg := agent.Defaults()
+	var cfg agent.Config
+	var mode string
+	fs := declare(&cfg, &mode)
+	if err := program.Read(fs, args, getenv, stdout, stderr); err != nil {
+		return cfg, err
+	}
+	cfg.Log = program.Log
+	switch mode {
+	case "connect", "bind":
+		cfg.EventsBind = mode == "bind"
+	default:
+		return cfg, settings.Wrong(fs, "events-mode", "%q is neither connect nor bind", mode)
+	}
+	cfg.Told = slices.DeleteFunc(settings.Effective(fs, func(name, value string) string {
+		switch name {
+		case "nats-url", "engine":
+			return settings.RedactURLs(value)
+		case "engine-api-key":
+			return settings.Secret(value)
+		}
+		return value
+	}), func(s settings.Setting) bool { return s.Name == "version" })
+	return cfg, cfg.Validate()
+}
+
+// declare the flags, which fill cfg and the mode of its events, and their
+// defaults.
+func declare(cfg *agent.Config, mode *string) *flag.FlagSet {
+	*cfg = agent.Defaults()
 	cfg.Version = settings.Built().Version
 	cfg.AdminAddress = "127.0.0.1:9478"
-	mode := "connect"
-
 	fs := flag.NewFlagSet("kvscout-agent", flag.ContinueOnError)
 	fs.StringVar(&cfg.NATSURL, "nats-url", cfg.NATSURL, "`URL` of the NATS server, or several separated by commas; required")
 	fs.StringVar(&cfg.NATSCredentials, "nats-credentials", cfg.NATSCredentials, "`file` with credentials for -nats-url")
@@ -106,7 +138,7 @@ func parse(program *settings.Program, args []string, getenv func(string) string,
 	fs.StringVar(&cfg.Engine, "engine", cfg.Engine, "`URL` of the engine's HTTP server")
 	fs.StringVar(&cfg.EngineAPIKey, "engine-api-key", cfg.EngineAPIKey, "`key` of the engine's API; better given by the environment variable")
 	fs.StringVar(&cfg.Events, "events", cfg.Events, "`endpoint` of rank 0's KV events, like tcp://127.0.0.1:5557; empty: as the engine reports, else port 5557 on its host")
-	fs.StringVar(&mode, "events-mode", mode, "`mode` of -events: connect to it, or bind it for engines that connect")
+	fs.StringVar(mode, "events-mode", "connect", "`mode` of -events: connect to it, or bind it for engines that connect")
 	fs.StringVar(&cfg.Replay, "replay", cfg.Replay, "`endpoint` of rank 0's replay, or \"none\"; empty: as the engine reports, else the events' port + 100")
 	fs.StringVar(&cfg.Topic, "topic", cfg.Topic, "`prefix` of the topics to subscribe to; empty: all")
 	fs.StringVar(&cfg.Model, "model", cfg.Model, "`name` that keys are made with; empty: the first model that the engine serves")
@@ -128,26 +160,7 @@ func parse(program *settings.Program, args []string, getenv func(string) string,
 	fs.DurationVar(&cfg.Probe, "probe", cfg.Probe, "`time` between two looks at the engine's metrics")
 	fs.DurationVar(&cfg.ProbeTimeout, "probe-timeout", cfg.ProbeTimeout, "`time` that the engine may take to answer a poll")
 	fs.IntVar(&cfg.ProbeFailures, "probe-failures", cfg.ProbeFailures, "`number` of polls in a row without an answer after which the engine is not eligible")
-	if err := program.Read(fs, args, getenv, stdout, stderr); err != nil {
-		return cfg, err
-	}
-	cfg.Log = program.Log
-	switch mode {
-	case "connect", "bind":
-		cfg.EventsBind = mode == "bind"
-	default:
-		return cfg, settings.Wrong(fs, "events-mode", "%q is neither connect nor bind", mode)
-	}
-	cfg.Told = slices.DeleteFunc(settings.Effective(fs, func(name, value string) string {
-		switch name {
-		case "nats-url", "engine":
-			return settings.RedactURLs(value)
-		case "engine-api-key":
-			return settings.Secret(value)
-		}
-		return value
-	}), func(s settings.Setting) bool { return s.Name == "version" })
-	return cfg, cfg.Validate()
+	return fs
 }
 
 // labels are key=value pairs.

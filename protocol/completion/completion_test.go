@@ -17,6 +17,10 @@ const (
 	role    = `data: {"choices":[{"index":0,"delta":{"role":"assistant","content":"","tool_calls":[]},"finish_reason":null}],"usage":null}` + "\n\n"
 	content = `data: {"choices":[{"index":0,"delta":{"content":"usage"},"finish_reason":null}],"usage":null}` + "\n\n"
 	last    = `data: {"choices":[],` + counts + "}\n\n"
+	inputs  = `"usage":{"input_tokens":1000,"input_tokens_details":{"cached_tokens":992},"output_tokens":7,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":1007}`
+	created = "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"r\",\"status\":\"in_progress\",\"error\":null,\"usage\":null}}\n\n"
+	delta   = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"x\"}\n\n"
+	ended   = "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"r\",\"output\":[{\"usage\":{\"input_tokens\":3}}]," + inputs + ",\"x\":1},\"sequence_number\":9}\n\n"
 	done    = "data: [DONE]\n\n"
 )
 
@@ -54,6 +58,13 @@ func TestAnswersAreRead(t *testing.T) {
 		"error":                {events, content + `data: {"error":{"message":"engine died","code":500}}` + "\n\n" + done, true, true, nil},
 		"no error":             {events, `data: {"error":null,"choices":[]}` + "\n\n", false, false, nil},
 		"usage in every event": {events, strings.ReplaceAll(content, `"usage":null`, `"usage":{"prompt_tokens":1}`) + last, true, false, cached(992)},
+		"response":             {"application/json", `{"object":"response","output":[{` + counts + `}],` + inputs + `}`, false, false, cached(992)},
+		"response, events":     {events, created + delta + ended, true, false, cached(992)},
+		"response, created":    {events, created, false, false, nil},
+		"response, no text":    {events, created + `data: {"type":"x.delta","delta":""}` + "\n\n" + ended, false, false, cached(992)},
+		"response failed":      {events, created + `data: {"type":"response.failed","response":{"error":{"code":"x"}}}` + "\n\n", false, true, nil},
+		"response, an error":   {events, `data: {"type":"error","message":"x"}` + "\n\n", false, true, nil},
+		"response is a text":   {events, `data: {"response":"{` + strings.ReplaceAll(inputs, `"`, `\"`) + `}"}` + "\n\n", false, false, nil},
 		"nothing":              {"", "", false, false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -161,6 +172,44 @@ func TestRequestsThatNameAPriority(t *testing.T) {
 	}
 }
 
+func TestRequestsNameAModel(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"model":"m"}`: "m", `{"x":{"model":"n"},"model":"a\"b"}`: `a"b`, `{"model":null}`: "", `{"model":["m"]}`: "",
+		`{"model":"m","model":"n"}`: "n", `{"model":"` + strings.Repeat("m", maxModel) + `"}`: "",
+	} {
+		var r Request
+		if r.Take([]byte(body)); r.Model() != want {
+			t.Errorf("%.50s: %q", body, r.Model())
+		}
+	}
+	var r Request
+	if r.Take(With([]byte(`{"model":"m","prompt":"x"}`), ForModel(`lora "2"`))); r.Model() != `lora "2"` {
+		t.Error(r.Model())
+	}
+}
+
+// The model has the client's name wherever an answer is cut.
+func TestModelsAreRenamed(t *testing.T) {
+	events := "text/event-stream"
+	for name, c := range map[string]struct{ kind, body, want string }{
+		"json":          {"application/json", `{"id":"model","model":"lora","x":{"model":"y"}}`, `{"id":"model","model":"m\"","x":{"model":"y"}}`},
+		"spaces":        {"application/json", `{ "model" : "lo\"ra" , "x":1 }`, `{ "model" :"m\"", "x":1 }`},
+		"last":          {"application/json", `{"model":"lora"}`, `{"model":"m\""}`},
+		"none":          {"application/json", `{"choices":[]}`, `{"choices":[]}`},
+		"no object":     {"text/html", `<html>`, `<html>`},
+		"events":        {events, "event: model\ndata: {\"model\":\"lora\",\"choices\":[]}\n\ndata: [DONE]\n\n", "event: model\ndata: {\"model\":\"m\\\"\",\"choices\":[]}\n\ndata: [DONE]\n\n"},
+		"several":       {events, strings.Repeat("data: {\"model\":\"lora\"}\n\n", 2), strings.Repeat("data: {\"model\":\"m\\\"\"}\n\n", 2)},
+		"an open event": {events, "data: {\"model\":\"lor", "data: {\"model\":\"m\\\"\""},
+	} {
+		for cut := range len(c.body) + 1 {
+			r := NewRename(c.kind, `m"`)
+			if got := string(r.Pass([]byte(c.body[:cut]))) + string(r.Pass([]byte(c.body[cut:]))); got != c.want {
+				t.Fatalf("%s, cut at %d: %s", name, cut, got)
+			}
+		}
+	}
+}
+
 // An answer may be as long as it wants.
 func TestMemoryIsBounded(t *testing.T) {
 	for name, piece := range map[string]string{
@@ -185,7 +234,7 @@ func TestMemoryIsBounded(t *testing.T) {
 
 // However an answer is cut, the same is read of it, and none is too strange.
 func FuzzAnswer(f *testing.F) {
-	for _, body := range []string{chat, role + content + last + done, ": x\r\n\r\ndata: {\"error\":1}\n\n", `{"usage":{"a":"\u12`, "{{{}}}]"} {
+	for _, body := range []string{chat, role + content + last + done, ": x\r\n\r\ndata: {\"error\":1}\n\n", `{"usage":{"a":"\u12`, "{{{}}}]", created + delta + ended} {
 		f.Add([]byte(body), true, uint8(3))
 		f.Add([]byte(body), false, uint8(1))
 	}
@@ -203,7 +252,7 @@ func FuzzAnswer(f *testing.F) {
 		if a, b := say(whole), say(pieces); a != b {
 			t.Errorf("whole: %s; in pieces: %s", a, b)
 		}
-		if n := cap(pieces.object.value) + cap(pieces.object.name); n > 4*maxChoices {
+		if n := cap(pieces.object.value) + cap(pieces.object.name) + cap(pieces.within.value); n > 4*maxChoices {
 			t.Errorf("%d bytes are kept", n)
 		}
 	})

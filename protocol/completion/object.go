@@ -139,6 +139,13 @@ func (o *object) plain(c byte) {
 	o.put(c)
 }
 
+// begins tells whether the next byte may begin an object that is the value of that
+// member.
+func (o *object) begins(name string) bool { return o.depth == 1 && !o.quoted && o.inside(name) }
+
+// inside tells whether the value of that member is read.
+func (o *object) inside(name string) bool { return o.part == inValue && string(o.name) == name }
+
 // put keeps a byte of the value, if it is wanted and has room.
 func (o *object) put(c byte) {
 	switch {

@@ -1,11 +1,18 @@
 package completion
 
-import "bytes"
+import (
+	"bytes"
+	"encoding/json"
+)
+
+// maxModel bytes of a model's name are read.
+const maxModel = 1 << 10
 
 // Request is the body of a request.
 type Request struct {
 	object                     object
 	streams, options, priority bool
+	model                      string
 }
 
 // Take reads the next piece of the body.
@@ -20,11 +27,13 @@ func (r *Request) keep(name []byte) int {
 	switch string(name) {
 	case "stream", "stream_options", "priority":
 		return len("null")
+	case "model":
+		return maxModel
 	}
 	return 0
 }
 
-func (r *Request) found(name, value []byte, _ bool) {
+func (r *Request) found(name, value []byte, whole bool) {
 	switch string(name) {
 	case "stream":
 		r.streams = string(value) == "true"
@@ -32,6 +41,10 @@ func (r *Request) found(name, value []byte, _ bool) {
 		r.options = string(value) != "null"
 	case "priority":
 		r.priority = string(value) != "null"
+	case "model":
+		if r.model = ""; whole && json.Unmarshal(value, &r.model) != nil {
+			r.model = ""
+		}
 	}
 }
 
@@ -42,6 +55,12 @@ func (r *Request) HidesUsage() bool { return r.streams && !r.options }
 // NamesPriority tells whether the client has given the request a priority of its
 // own at the engine.
 func (r *Request) NamesPriority() bool { return r.priority }
+
+// Model that the client names; empty: none, or none that can be read.
+func (r *Request) Model() string { return r.model }
+
+// ForModel is the member that names that model.
+func ForModel(name string) string { return `"model":` + string(quoted(name)) }
 
 // WantsUsage is the member that asks for usage.
 const WantsUsage = `"stream_options":{"include_usage":true}`

@@ -15,6 +15,9 @@ import (
 type Placement struct {
 	// Address to send it to.
 	Address string
+	// Headers for the engine that belong to the decision, by their names in lower
+	// case; those that a client sent under these names are none of them.
+	Headers map[string]string
 	// Decision of the scheduler; nil: the proxy's own choice stands in for it, and
 	// Why says why.
 	Decision *api.PickResponse
@@ -26,7 +29,7 @@ type Placement struct {
 }
 
 func placed(s *scheduler, d *api.PickResponse) *Placement {
-	return &Placement{Address: d.GetRanking().GetCandidates()[0].GetMember().GetAddress(), Decision: d, scheduler: s, since: time.Now()}
+	return &Placement{Address: target(d.GetRanking()).GetAddress(), Headers: headersOf(d.GetRanking()), Decision: d, scheduler: s, since: time.Now()}
 }
 
 // Candidate is the first of the decision; nil: there is none.

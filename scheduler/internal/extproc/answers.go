@@ -6,8 +6,11 @@ import (
 	"strings"
 
 	corepb "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	modepb "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/kvscout/kvscout/protocol/client"
 )
 
 const (
@@ -21,11 +24,7 @@ const (
 )
 
 // control are the headers that were for us: they do not reach the engine.
-var control = []string{
-	"x-llm-d-inference-objective", "x-gateway-inference-objective", "x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id",
-	"x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms", "x-slo-ttft-ms", "x-slo-tpot-ms",
-	explainHeader,
-}
+var control = slices.Concat(client.ControlHeaders, rewriteHeaders, []string{explainHeader})
 
 // destination is what sends a request where it was decided.
 func destination(c *choice) *extproc.CommonResponse {
@@ -63,6 +62,14 @@ func chosen(m *extproc.ProcessingResponse, c *choice) *extproc.ProcessingRespons
 
 func requestHeaders(with *extproc.CommonResponse) *extproc.ProcessingResponse {
 	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestHeaders{RequestHeaders: &extproc.HeadersResponse{Response: with}}}
+}
+
+// showBodies makes a data plane that was to show none show those of this request.
+func showBodies() *extproc.ProcessingResponse {
+	return &extproc.ProcessingResponse{ModeOverride: &modepb.ProcessingMode{
+		RequestHeaderMode: modepb.ProcessingMode_SEND, RequestBodyMode: duplex, RequestTrailerMode: modepb.ProcessingMode_SEND,
+		ResponseHeaderMode: modepb.ProcessingMode_SEND, ResponseBodyMode: duplex, ResponseTrailerMode: modepb.ProcessingMode_SEND,
+	}}
 }
 
 // bufferedBody leaves the body as it is.

@@ -13,6 +13,7 @@ import (
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvscout/kvscout/protocol/client"
 	"github.com/kvscout/kvscout/protocol/completion"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
@@ -46,6 +47,8 @@ var errProtocol = errors.New("protocol of the data plane")
 // is left to expire.
 type exchange struct {
 	bodies *budget
+	// overrides: a data plane that shows no bodies can be told to show this one.
+	overrides bool
 
 	state      state
 	configured bool // the modes are known
@@ -55,6 +58,7 @@ type exchange struct {
 	headers    map[string]string
 	headless   bool // the request has no body
 	chunks     [][]byte
+	pieces     int // in which the body came
 	size       int // of the body
 	held       int64
 	trailers   bool // the request's, to be answered
@@ -68,6 +72,8 @@ type exchange struct {
 	known      bool // the request is one for a completion
 	answer     *completion.Answer
 	hides      bool   // usage, which the client did not ask for
+	model      string // as the client names it, where the engine has another name
+	rename     *completion.Rename
 	begun      bool   // the first token was reported
 	served     string // the endpoint that answered, if it is another one
 	answering  bool   // the response has begun
@@ -159,6 +165,11 @@ func (x *exchange) requestHeaders(m *extproc.ProcessingRequest, h *extproc.HttpH
 	x.headers = headersOf(h.GetHeaders())
 	x.subset = subsetOf(m.GetMetadataContext())
 	x.headless = h.GetEndOfStream()
+	var answers []*extproc.ProcessingResponse
+	if x.request == none && !x.headless && x.overrides {
+		x.request, x.response = duplex, duplex
+		answers = []*extproc.ProcessingResponse{showBodies()}
+	}
 	if x.headless || x.request == none {
 		return x.complete()
 	}
@@ -168,10 +179,10 @@ func (x *exchange) requestHeaders(m *extproc.ProcessingRequest, h *extproc.HttpH
 	if n, err := strconv.ParseInt(x.headers["content-length"], 10, 64); err == nil && n > maxBody {
 		return x.refuse(tooLong), nil
 	}
-	if x.request != duplex {
-		return step{answers: []*extproc.ProcessingResponse{requestHeaders(nil)}}, nil
+	if x.request == buffered || x.request == partial {
+		answers = []*extproc.ProcessingResponse{requestHeaders(nil)}
 	}
-	return step{}, nil
+	return step{answers: answers}, nil
 }
 
 // modes notes how the bodies will come; a data plane that does not say is taken
@@ -181,8 +192,9 @@ func (x *exchange) modes(c *extproc.ProtocolConfiguration) error {
 	if c != nil {
 		x.request, x.response = c.GetRequestBodyMode(), c.GetResponseBodyMode()
 	}
-	switch x.request {
-	case none, buffered, partial, duplex:
+	switch {
+	case x.request == none, x.request == buffered, x.request == partial, x.request == duplex:
+	case x.request == streamed && c.GetSendBodyWithoutWaitingForHeaderResponse():
 	default:
 		return fmt.Errorf("request_body_mode %v would send the request on before there is a decision: set FULL_DUPLEX_STREAMED or BUFFERED: %w", x.request, errProtocol)
 	}
@@ -205,12 +217,13 @@ func (x *exchange) requestBody(b *extproc.HttpBody) (step, error) {
 	case !x.hold(2 * len(b.GetBody())): // in pieces, and as a whole
 		return x.refuse(refusal{status: 429, reason: "rejected-saturated", text: "too many requests are being sent at a time", wait: time.Second}), nil
 	}
+	x.pieces++
 	x.asked.Take(b.GetBody())
 	if len(b.GetBody()) > 0 {
 		x.chunks = append(x.chunks, b.GetBody())
 		x.size += len(b.GetBody())
 	}
-	if !b.GetEndOfStream() && x.request == duplex {
+	if !b.GetEndOfStream() && (x.request == duplex || x.request == streamed) {
 		return step{}, nil
 	}
 	return x.complete()
@@ -229,7 +242,7 @@ func (x *exchange) requestTrailers() (step, error) {
 	if x.state == asking {
 		return step{}, nil
 	}
-	if x.request != duplex {
+	if x.request != duplex && x.request != streamed {
 		return x.refuse(refusal{status: 400, text: "the request has trailers and no body"}), nil
 	}
 	return x.complete()
@@ -241,7 +254,7 @@ func (x *exchange) complete() (step, error) {
 	if len(x.chunks) > 1 {
 		x.chunks = [][]byte{bytes.Join(x.chunks, nil)}
 	}
-	a := &ask{request: requestOf(x.headers), subset: x.subset}
+	a := &ask{request: client.Request(x.headers), subset: x.subset}
 	x.known = !x.headless && x.request != none && pathOf(x.headers) != ""
 	a.lax = !x.known
 	x.hides = x.known && x.request == duplex && x.response == duplex && x.asked.HidesUsage()
@@ -249,6 +262,14 @@ func (x *exchange) complete() (step, error) {
 		body := []byte{}
 		if x.size > 0 {
 			body = x.chunks[0]
+		}
+		if to := first(x.headers, rewriteHeaders...); to != "" && x.known && x.size > 0 {
+			if x.request != duplex || x.response != duplex {
+				return x.refuse(refusal{status: 400, text: fmt.Sprintf("%s needs FULL_DUPLEX_STREAMED bodies, both of the request and of the response", rewriteHeaders[0])}), nil
+			}
+			// Whatever is decided is decided for that model: its blocks are others.
+			body = completion.With(body, completion.ForModel(to))
+			x.chunks, x.model = [][]byte{body}, x.asked.Model()
 		}
 		a.request.Prompt = &api.Prompt{Form: &api.Prompt_OpenaiBody{OpenaiBody: body}}
 	}
@@ -268,6 +289,15 @@ func (x *exchange) picked(c *choice, now time.Time) step {
 	switch {
 	case x.headless || x.request == none:
 		return step{answers: []*extproc.ProcessingResponse{chosen(requestHeaders(mutation), c)}}
+	case x.request == streamed:
+		answers := []*extproc.ProcessingResponse{chosen(requestHeaders(mutation), c)}
+		for range x.pieces {
+			answers = append(answers, bufferedBody(nil))
+		}
+		if x.trailers {
+			answers = append(answers, requestTrailers())
+		}
+		return step{answers: answers}
 	case x.request != duplex:
 		answers := []*extproc.ProcessingResponse{chosen(bufferedBody(mutation), c)}
 		if x.trailers {
@@ -334,7 +364,11 @@ func (x *exchange) responseHeaders(m *extproc.ProcessingRequest, h *extproc.Http
 		x.served = served
 	}
 	x.answer = completion.New(headers["content-type"])
-	if x.hides = x.hides && x.answer.Events(); x.hides {
+	x.hides = x.hides && x.answer.Events()
+	if x.model != "" && headers["content-encoding"] == "" {
+		x.rename = completion.NewRename(headers["content-type"], x.model)
+	}
+	if x.hides || x.rename != nil {
 		s.answers[0] = shortened(s.answers[0])
 	}
 	status, _ := strconv.Atoi(headers[":status"])
@@ -378,6 +412,9 @@ func (x *exchange) responseBody(b *extproc.HttpBody, now time.Time) (step, error
 	default:
 		x.answer.Take(body)
 	}
+	if x.rename != nil {
+		body = x.rename.Pass(body)
+	}
 	var s step
 	if len(body) > 0 || len(b.GetBody()) == 0 || b.GetEndOfStream() {
 		s.answers = []*extproc.ProcessingResponse{responseChunk(body, b.GetEndOfStream(), x.response == duplex)}
@@ -403,6 +440,9 @@ func (x *exchange) responseTrailers() (step, error) {
 	s := step{answers: []*extproc.ProcessingResponse{responseTrailers()}}
 	if x.answer != nil {
 		if rest := x.answer.Rest(); len(rest) > 0 {
+			if x.rename != nil {
+				rest = x.rename.Pass(rest)
+			}
 			s.answers = slices.Insert(s.answers, 0, responseChunk(rest, false, true))
 		}
 		s.report = x.finish()
@@ -473,30 +513,14 @@ func pathOf(headers map[string]string) string {
 	return ""
 }
 
-// requestOf is what the headers say of the request.
-func requestOf(headers map[string]string) *api.Request {
-	r := &api.Request{Headers: headers}
-	r.Tenant = first(headers, "x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
-	r.Slo = &api.Slo{
-		TtftMs: milliseconds(first(headers, "x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")),
-		TpotMs: milliseconds(first(headers, "x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")),
-	}
-	return r
-}
-
-// milliseconds of a header; what is none is no target.
-func milliseconds(text string) float64 {
-	ms, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
-	if err != nil || !(ms > 0) || ms > 1e9 {
-		return 0
-	}
-	return ms
-}
+// rewriteHeaders name the model as the engine is to be asked for it.
+var rewriteHeaders = []string{"x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"}
 
 func first(headers map[string]string, names ...string) string {
-	i := slices.IndexFunc(names, func(n string) bool { return headers[n] != "" })
-	if i < 0 {
-		return ""
+	for _, name := range names {
+		if headers[name] != "" {
+			return headers[name]
+		}
 	}
-	return headers[names[i]]
+	return ""
 }

@@ -64,6 +64,12 @@ func answeredTrailers() *extproc.ProcessingRequest {
 	return &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseTrailers{ResponseTrailers: &extproc.HttpTrailers{}}}
 }
 
+// atOnce sends the body before the headers are answered.
+func atOnce(m *extproc.ProcessingRequest) *extproc.ProcessingRequest {
+	m.ProtocolConfig.SendBodyWithoutWaitingForHeaderResponse = true
+	return m
+}
+
 // with puts a value into a message's metadata.
 func with(m *extproc.ProcessingRequest, namespace, key string, value any) *extproc.ProcessingRequest {
 	v, err := structpb.NewValue(value)
@@ -164,6 +170,9 @@ func (s *script) describe(m *extproc.ProcessingResponse) string {
 			}
 		}
 	}
+	if m.GetModeOverride() != nil {
+		text = fmt.Sprint("show ", m.GetModeOverride().GetRequestBodyMode(), " ", m.GetModeOverride().GetResponseBodyMode())
+	}
 	if v := m.GetDynamicMetadata().GetFields()[namespace].GetStructValue().GetFields()[endpointKey].GetStringValue(); v != "" {
 		text += " metadata=" + v
 	}
@@ -243,6 +252,23 @@ func TestExchanges(t *testing.T) {
 		"list of endpoints, headers for the engine": {
 			[]any{requested(duplex, true), &choice{decision: "d1", endpoints: []string{"a:1", "b:2"}, headers: map[string]string{"x-data-parallel-rank": "1"}}},
 			[]string{"ask lax=true ", "> headers x-gateway-destination-endpoint=a:1,b:2 x-data-parallel-rank=1 clear metadata=a:1,b:2"},
+		},
+		"streamed at once": {
+			[]any{atOnce(requested(streamed, false)), sent(prompt[:9], false), sent(prompt[9:], false), sent("", true), chosenA()},
+			[]string{ask, "> headers" + to + meta, "> body", "> body", "> body"},
+		},
+		"streamed at once, ended by trailers": {
+			[]any{atOnce(requested(streamed, false)), sent(prompt, false), sentTrailers(), chosenA()},
+			[]string{ask, "> headers" + to + meta, "> body", "> trailers"},
+		},
+		"another name of the model": {
+			[]any{requested(duplex, false, "x-llm-d-model-name-rewrite", "lora", "content-length", "26"), sent(prompt, true), chosenA(), responded("200", "application/json", false), answered(`{"model":"lora"}`, true)},
+			[]string{`ask lax=false {"model":"m","prompt":"x","model":"lora"}`, "> headers x-gateway-destination-endpoint=10.0.0.1:8000 content-length=41 clear" + meta, "> body 41 bytes end",
+				named + " -content-length", "< body 13 bytes end", "report d1 FINISHED"},
+		},
+		"another name of the model, of a body that cannot be changed": {
+			[]any{requested(buffered, false, "x-gateway-model-name-rewrite", "lora"), sent(prompt, true)},
+			[]string{"> headers", "refuse 400"},
 		},
 		"buffered": {
 			[]any{requested(buffered, false), sent(prompt, true), chosenA()},
@@ -395,6 +421,29 @@ func TestHiddenAnswersCloseNothing(t *testing.T) {
 	}
 }
 
+// A data plane that shows no bodies is told to, where that is allowed.
+func TestModesAreOverridden(t *testing.T) {
+	for name, c := range map[string]struct {
+		overrides bool
+		events    []any
+		want      []string
+	}{
+		"a body": {true, []any{requested(none, false), sent(prompt, true), chosenA(), responded("200", "application/json", false), answered("{}", true)}, []string{
+			"show FULL_DUPLEX_STREAMED FULL_DUPLEX_STREAMED", "ask lax=false " + prompt, "> headers" + to + " metadata=10.0.0.1:8000", "> body 26 bytes end",
+			"< headers x-kvscout-decision=d1", "< body 2 bytes end", "report d1 FINISHED"}},
+		"no body":     {true, []any{requested(none, true)}, []string{"ask lax=true "}},
+		"not allowed": {false, []any{requested(none, false)}, []string{"ask lax=true "}},
+		"too long":    {true, []any{requested(none, false, "content-length", "104857600")}, []string{"refuse 413"}},
+		"shown as is": {true, []any{requested(duplex, false)}, nil},
+	} {
+		s := newScript()
+		s.overrides = c.overrides
+		if s.play(c.events...); !cmp.Equal(c.want, s.said) {
+			t.Errorf("%s: %s", name, cmp.Diff(c.want, s.said))
+		}
+	}
+}
+
 func TestObserversAreNotAnswered(t *testing.T) {
 	s := newScript()
 	m := requested(duplex, false)
@@ -479,19 +528,6 @@ func TestSubsets(t *testing.T) {
 	}
 	if s := subsetOf(with(&extproc.ProcessingRequest{}, subsetNamespace, "other", "x").GetMetadataContext()); s.given {
 		t.Error("a subset where none is given")
-	}
-}
-
-func TestHeadersSayMore(t *testing.T) {
-	r := requestOf(map[string]string{"x-llm-d-inference-fairness-id": "team", "x-slo-ttft-ms": "200", "x-llm-d-slo-tpot-ms": "-5"})
-	want := &api.Slo{TtftMs: 200}
-	if r.GetTenant() != "team" || r.GetSlo().GetTtftMs() != want.GetTtftMs() || r.GetSlo().GetTpotMs() != 0 {
-		t.Error(r)
-	}
-	for _, wrong := range []string{"", "x", "NaN", "Inf", "-1", "1e300"} {
-		if ms := milliseconds(wrong); ms != 0 {
-			t.Errorf("%q is %v ms", wrong, ms)
-		}
 	}
 }
 

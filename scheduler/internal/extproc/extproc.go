@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvscout/kvscout/protocol/client"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 )
@@ -59,6 +60,9 @@ type Options struct {
 	// Priority: the engines serve by the priority in the body of a request, and get
 	// it where the client gives none.
 	Priority bool
+	// ModeOverride: data planes that are set to show no bodies allow that to be
+	// overridden, and show those of completions.
+	ModeOverride bool
 }
 
 // Server implements Envoy's service.
@@ -132,7 +136,7 @@ func (s *Server) Process(wire extproc.ExternalProcessor_ProcessServer) error {
 	if s.open.Add(1) > maxExchanges {
 		return wire.Send(refusal{status: 429, reason: "rejected-saturated", text: "too many requests are under way", wait: time.Second}.answer())
 	}
-	st := &stream{Server: s, wire: wire, exchange: exchange{bodies: &s.bodies}}
+	st := &stream{Server: s, wire: wire, exchange: exchange{bodies: &s.bodies, overrides: s.cfg.ModeOverride}}
 	st.ctx, st.cancel = context.WithCancel(wire.Context())
 	defer st.asking.Wait()
 	defer st.cancel()
@@ -253,7 +257,7 @@ func (s *Server) decide(ctx context.Context, a *ask) (*choice, error) {
 			return nil, nobodyIn
 		}
 	}
-	a.request.Priority = s.cfg.Objectives[first(a.request.GetHeaders(), "x-llm-d-inference-objective", "x-gateway-inference-objective")]
+	a.request.Priority = s.cfg.Objectives[client.Objective(a.request.GetHeaders())]
 	a.request.MaxCandidates = uint32(max(s.cfg.Endpoints, 3))
 	if a.request.GetPrompt() != nil {
 		p, err := s.cfg.Pick(ctx, &api.PickRequest{Request: a.request})
@@ -302,11 +306,11 @@ func (s *Server) choose(ctx context.Context, view *fleet.View, decision string, 
 		c.headers[name] = value
 	}
 	if pull := best.GetPull().GetFrom().GetAddress(); pull != "" {
-		set(pullHeader, pull)
+		set(client.PullHeader, pull)
 	}
 	if decode := r.GetDecode(); decode != nil {
 		// Who decodes is asked, and has the prompt computed by the other one.
-		set(prefillHeader, best.GetMember().GetAddress())
+		set(client.PrefillHeader, best.GetMember().GetAddress())
 		candidates = []*api.Candidate{decode}
 	}
 	first := candidates[0].GetMember()
@@ -323,7 +327,7 @@ func (s *Server) choose(ctx context.Context, view *fleet.View, decision string, 
 		// One address stands for several ranks, which the engine tells apart; those
 		// of another one are others.
 		candidates = candidates[:1]
-		set(rankHeader, strconv.FormatUint(uint64(first.GetRank()), 10))
+		set(client.RankHeader, strconv.FormatUint(uint64(first.GetRank()), 10))
 	}
 	for _, candidate := range candidates {
 		if address := candidate.GetMember().GetAddress(); address != "" && !slices.Contains(c.endpoints, address) && len(c.endpoints) < s.cfg.Endpoints {
@@ -332,15 +336,6 @@ func (s *Server) choose(ctx context.Context, view *fleet.View, decision string, 
 	}
 	return c, nil
 }
-
-const (
-	// rankHeader tells vLLM which of its data-parallel ranks is to serve a request.
-	rankHeader = "x-data-parallel-rank"
-	// prefillHeader and pullHeader tell the proxy beside the engine, as llm-d's, who
-	// is to compute the prompt, and whose cache has what can be pulled.
-	prefillHeader = "x-prefiller-host-port"
-	pullHeader    = "x-kv-cache-source-host-port"
-)
 
 // withdraw a decision that nobody can be sent to.
 func (s *Server) withdraw(ctx context.Context, decision string) error {

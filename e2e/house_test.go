@@ -75,6 +75,7 @@ var packages = map[string][]string{
 	"scheduler/internal/sim/fit":      {"scheduler/internal/sim"},
 	"scheduler/internal/sim/sizing":   {"scheduler/internal/sim", "scheduler/internal/sim/report"},
 	"scheduler/cmd/kvscout-sim":       {"scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"},
+	"deploy/proxies/caddy":            {"protocol/client", "protocol/completion", "protocol/kvscout/scheduler/v1"},
 	"e2e/fakevllm":                    {},
 	"e2e":                             {"agent", "scheduler", "protocol", "protocol/pb", "protocol/client", "protocol/kvscout/scheduler/v1", "protocol/blockkey", "e2e/fakevllm"},
 }
@@ -89,14 +90,16 @@ var edges = map[string][]string{
 	"github.com/nats-io/nats-server":        {"scheduler/internal/bus"},
 	"github.com/nats-io/nkeys":              {"scheduler/internal/bus"},
 	"github.com/envoyproxy":                 {"scheduler/internal/extproc"},
-	"google.golang.org/grpc":                {"protocol/kvscout/scheduler/v1", "protocol/buffers", "protocol/client", "protocol/telemetry", "scheduler/internal/extproc", "scheduler/internal/rpc", "scheduler/internal/rest", "scheduler/internal/observe", "scheduler/internal/serve", "scheduler/internal/cli"},
-	"google.golang.org/genproto":            {"protocol/kvscout/scheduler/v1", "scheduler/internal/extproc", "scheduler/internal/rpc", "scheduler/internal/rest", "scheduler/internal/cli"},
+	"google.golang.org/grpc":                {"deploy/proxies/caddy", "protocol/kvscout/scheduler/v1", "protocol/buffers", "protocol/client", "protocol/telemetry", "scheduler/internal/extproc", "scheduler/internal/rpc", "scheduler/internal/rest", "scheduler/internal/observe", "scheduler/internal/serve", "scheduler/internal/cli"},
+	"google.golang.org/genproto":            {"deploy/proxies/caddy", "protocol/kvscout/scheduler/v1", "scheduler/internal/extproc", "scheduler/internal/rpc", "scheduler/internal/rest", "scheduler/internal/cli"},
 	"github.com/grpc-ecosystem":             {"scheduler/internal/rest"},
 	"google.golang.org/protobuf":            {"protocol", "protocol/pb", "protocol/kvscout/scheduler/v1", "protocol/buffers", "protocol/client", "agent/internal/publish", "agent/internal/rank", "agent/internal/watch", "scheduler/internal/ingest", "scheduler/internal/replica", "scheduler/internal/extproc", "scheduler/internal/rpc", "scheduler/internal/rest", "scheduler/internal/serve", "scheduler/internal/cli", "scheduler"},
 	"go.opentelemetry.io":                   {"protocol/telemetry", "agent", "agent/internal/publish", "scheduler/internal/observe", "scheduler/internal/serve", "scheduler", "scheduler/internal/rpc", "scheduler/internal/ingest"},
 	"github.com/prometheus/client_golang":   {"protocol/telemetry", "agent", "scheduler"},
 	"github.com/zeebo/xxh3":                 {"agent/internal/blockhash"},
 	"github.com/cespare/xxhash":             {"protocol/blockkey", "agent/internal/vllm", "agent/internal/mirror", "scheduler/internal/intake", "scheduler/internal/fleet", "scheduler/internal/pick"},
+	"github.com/caddyserver/caddy":          {"deploy/proxies/caddy"},
+	"go.uber.org/zap":                       {"deploy/proxies/caddy"},
 	"github.com/go-logr/logr":               {"protocol/telemetry"},
 	"golang.org/x/sync":                     {"agent/internal/vllm", "agent/internal/publish", "agent/internal/rank", "agent/internal/watch", "agent", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/replica", "scheduler/internal/serve", "scheduler", "scheduler/cmd/kvscout-sim"},
 	"golang.org/x/term":                     {"scheduler/cmd/kvscout-sim", "scheduler/internal/cli"},
@@ -105,7 +108,7 @@ var edges = map[string][]string{
 	"go.yaml.in/yaml/v3":                    {"scheduler/internal/profile", "protocol/settings", "agent/internal/manifest"},
 	"mvdan.cc/sh/v3":                        {"agent/internal/inject"},
 	"github.com/KimMachineGun/automemlimit": {"agent/cmd/kvscout-agent", "scheduler/cmd/kvscout-scheduler"},
-	"net/http":                              {"protocol/admin", "agent/internal/vllm", "agent", "protocol/telemetry", "scheduler/internal/intake", "scheduler/internal/rest", "scheduler/internal/serve", "scheduler/internal/cli", "scheduler"},
+	"net/http":                              {"deploy/proxies/caddy", "protocol/admin", "agent/internal/vllm", "agent", "protocol/telemetry", "scheduler/internal/intake", "scheduler/internal/rest", "scheduler/internal/serve", "scheduler/internal/cli", "scheduler"},
 }
 
 // pure packages know no socket, clock, logger or context. They may name times

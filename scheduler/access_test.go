@@ -235,9 +235,7 @@ func TestUsersFileIsReadAgain(t *testing.T) {
 	if _, err := join(t, s.Addrs().NATS, firstSeed); err == nil {
 		t.Error("a revoked key connects")
 	}
-	if !strings.Contains(log.String(), "NATS users read") {
-		t.Error(log.String())
-	}
+	await.True(t, "said that the file is read", func() bool { return strings.Contains(log.String(), "NATS users read") })
 }
 
 func TestBadUsers(t *testing.T) {

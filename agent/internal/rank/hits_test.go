@@ -143,6 +143,24 @@ func TestDroppedBlockOfOneKindOfGroup(t *testing.T) {
 	}
 }
 
+// A fresh engine has announced nothing, and is known to have several kinds of
+// groups by its size: what is expected of it goes by their rule already.
+func TestRuleOfFreshEngines(t *testing.T) {
+	r := testRank(t, Identity{Model: "m", Reported: 2})
+	r.State(vllm.Exact, "")
+	r.follow(HitRule{Rule: mirror.Rule{Drop: mirror.DropAttention, Several: true}, toTheEnd: true})
+	if _, st := r.Drain(nil); !st.Rule.GetEnds() || st.Rule.GetDroppedBlocks() != 1 || !st.Rule.GetDroppedToTheEnd() {
+		t.Errorf("before the first event: rule %v", st.Rule)
+	}
+	b := hybridBatch()
+	b.Events = b.Events[1:]
+	b.Events[0].Store.Group = 0
+	r.Apply(vllm.Mark{}, b)
+	if _, st := r.Drain(nil); st.Rule.GetEnds() || st.Rule.GetDroppedToTheEnd() {
+		t.Errorf("with one group: rule %v", st.Rule)
+	}
+}
+
 // TestUsersOfTheCacheHaveHeardAllGroups: a group that is still silent when the
 // engine has found something cached takes no part; of a stream that was not
 // followed from its start nothing of the kind is known.

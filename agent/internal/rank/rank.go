@@ -130,6 +130,8 @@ type incarnation struct {
 	dropped bool         // blocks, before this process
 	refused bool         // stores, before this process
 	reset   resetWatch
+	// fetched: a connector has brought blocks from elsewhere.
+	fetched bool
 	// doubted is when all was forgotten because it may be gone; zero: it was not,
 	// or that is settled.
 	doubted time.Time
@@ -421,8 +423,10 @@ func (r *Rank) Snapshot() ([]mirror.Op, publish.State) {
 func (r *Rank) stateLocked() publish.State {
 	st := publish.State{Epoch: r.epoch, EngineBatches: r.batches}
 	st.Trust, st.Reason = r.trustLocked()
-	if ends, dropped := r.mirror.HasEnds(), r.mirror.Dropped(); ends || dropped > 0 {
-		st.Rule = &pb.HitRule{Ends: ends, DroppedBlocks: uint32(dropped), DroppedToTheEnd: r.hits.toTheEnd && r.mirror.Kinds() > 1}
+	// Before the first event it is the engine's size that tells of several groups.
+	fresh := r.hits.Several && r.mirror.Kinds() == 0
+	if ends, dropped := r.mirror.HasEnds() || fresh, r.mirror.Dropped(); ends || dropped > 0 {
+		st.Rule = &pb.HitRule{Ends: ends, DroppedBlocks: uint32(dropped), DroppedToTheEnd: r.hits.toTheEnd && (r.mirror.Kinds() > 1 || fresh)}
 	}
 	for l := range st.Lanes {
 		st.Lanes[l].Count = uint64(r.mirror.Count(mirror.Lane(l)))

@@ -129,6 +129,7 @@ func (r *Rank) weigh(l *vllm.Load, now Emptied, at Position, asked time.Time) {
 	if l.HitTokens != nil && *l.HitTokens > 0 && r.stream.whole {
 		r.mirror.Heard()
 	}
+	r.incarnation.fetched = l.ExternalTokens != nil && *l.ExternalTokens > 0
 	r.reconcileLocked(l, now.Resets, asked, stand.states == at.states)
 }
 

@@ -210,3 +210,24 @@ func TestClearedTiersAreForgotten(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatNoEventTellsIsSaid: what a connector brings is found in no cache that
+// events tell of.
+func TestWhatNoEventTellsIsSaid(t *testing.T) {
+	for name, c := range map[string]struct {
+		external *float64
+		want     pb.Trust
+	}{
+		"no connector": {nil, pb.Trust_TRUST_EXACT},
+		"no hit":       {ptr(0.0), pb.Trust_TRUST_EXACT},
+		"a hit":        {ptr(96.0), pb.Trust_TRUST_APPROXIMATE},
+	} {
+		r := testRank(t, Identity{Model: "m", Reported: 2})
+		r.State(vllm.Exact, "")
+		r.Apply(vllm.Mark{}, chain(3))
+		r.weigh(&vllm.Load{ExternalTokens: c.external}, Emptied{}, r.Position(), now())
+		if n, st := held(t, r); n != 3 || st.Trust != c.want {
+			t.Errorf("%s: %d blocks, %v (%s)", name, n, st.Trust, st.Reason)
+		}
+	}
+}

@@ -44,6 +44,8 @@ func (r *Rank) trustLocked() (pb.Trust, string) {
 		return pb.Trust_TRUST_APPROXIMATE, st.Guess
 	case (r.mirror.HasEnds() || r.mirror.Dropped() > 0) && r.mirror.Offloads():
 		return pb.Trust_TRUST_APPROXIMATE, "blocks of a hybrid or speculating engine count in GPU memory only"
+	case r.incarnation.fetched && !r.mirror.Offloads():
+		return pb.Trust_TRUST_APPROXIMATE, "a connector brings blocks that no event tells of"
 	case st.Withheld > 0:
 		return pb.Trust_TRUST_APPROXIMATE, fmt.Sprintf("%d blocks withheld: their content is not certain", st.Withheld)
 	case st.Suspect > 0:

@@ -30,6 +30,23 @@ type Group struct {
 	Span int
 }
 
+// blocksOfLongest is how many blocks all groups take of a prompt of the model's
+// full length, at the most at a time.
+func (c *Config) blocksOfLongest() (blocks int) {
+	whole := (c.MaxModelLen + c.BlockSize - 1) / c.BlockSize
+	for _, g := range c.Groups {
+		switch g.Kind {
+		case Sliding, Chunked:
+			blocks += min(whole, (g.Span+c.MaxBatchedTokens+c.BlockSize-1)/c.BlockSize+1)
+		case StateSpace:
+			blocks += 2 // one that is read, one that is written
+		default:
+			blocks += whole
+		}
+	}
+	return blocks
+}
+
 // ParseGroups reads "sliding:128,chunked:256,states,full"; empty: none.
 func ParseGroups(text string) ([]Group, error) {
 	var list []Group

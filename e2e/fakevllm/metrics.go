@@ -299,6 +299,7 @@ func cacheConfig(cfg Config, rank int) prometheus.Metric {
 	if cfg.Dense {
 		retention = "None"
 	}
+	concurrency := float64(cfg.Blocks) / float64(cfg.blocksOfLongest())
 	pairs := []string{
 		"_block_size_resolved", "True",
 		"block_size", size,
@@ -309,8 +310,8 @@ func cacheConfig(cfg Config, rank int) prometheus.Metric {
 		"gpu_memory_utilization", "0.92",
 		"hash_block_size", "None",
 		"is_attention_free", "False",
-		"kv_cache_max_concurrency", strconv.FormatFloat(float64(cfg.Blocks*cfg.BlockSize)/float64(cfg.MaxModelLen), 'g', 4, 64),
-		"kv_cache_size_tokens", strconv.Itoa(cfg.Blocks * cfg.BlockSize),
+		"kv_cache_max_concurrency", strconv.FormatFloat(concurrency, 'g', 4, 64),
+		"kv_cache_size_tokens", strconv.Itoa(int(concurrency * float64(cfg.MaxModelLen))),
 		"num_cpu_blocks", "None",
 		"num_gpu_blocks", strconv.Itoa(cfg.Blocks),
 		"num_gpu_blocks_override", "None",

@@ -77,6 +77,42 @@ func TestTiersOfHybridModels(t *testing.T) {
 	r.phase("after a reset", r.reset)
 }
 
+// TestDecodeEnginesAreNeverPromisedTooMuch runs a prefill engine and then, on what
+// its connector left behind, a decode engine. No event tells of what a connector
+// brings: the decode engine finds at least what was promised.
+func TestDecodeEnginesAreNeverPromisedTooMuch(t *testing.T) {
+	t.Parallel()
+	connect := func(role string, folder string) realvllm.Config {
+		return realvllm.Config{Args: []string{"--kv-transfer-config", fmt.Sprintf(
+			`{"kv_connector":"ExampleConnector","kv_role":%q,"kv_connector_extra_config":{"shared_storage_path":%q}}`, role, folder)}}
+	}
+	folder := t.TempDir()
+	prefill := open(t, "prefill", connect("kv_producer", folder))
+	prefill.startAgent()
+	prefill.phase("prefill", func() { prefill.requests(30, realvllm.Request{}) })
+	list := make([]realvllm.Request, 15)
+	for i := range list {
+		list[i] = realvllm.Request{Tokens: prefill.tokens(100 + prefill.rng.IntN(900)), MaxTokens: 1}
+		prefill.complete(list[i])
+	}
+	prefill.agent.Stop()
+	prefill.engine.Kill()
+	decode := open(t, "decode", connect("kv_consumer", folder))
+	decode.startAgent()
+	decode.complete(list[0]) // from here on its counters tell of the connector
+	time.Sleep(looked)
+	decode.phase("decode", func() {
+		for _, q := range list[1:] {
+			q.MaxTokens = 20
+			decode.judge(q)
+		}
+	})
+	decode.phase("turns", decode.turns)
+	if decode.cached == 0 {
+		t.Error("the connector brought nothing")
+	}
+}
+
 func TestEachRankIsItsOwn(t *testing.T) {
 	t.Parallel()
 	r := open(t, "ranks", realvllm.Config{Ranks: 2})

@@ -89,7 +89,7 @@ func (r *Result) Merge(newer Result) {
 }
 
 // Engines are the ways in which engines are started, in the order of results.
-var Engines = []string{"full", "hybrid", "ranks", "offload", "special", "operated", "operated, offload", "hybrid, offload"}
+var Engines = []string{"full", "hybrid", "ranks", "offload", "special", "operated", "operated, offload", "hybrid, offload", "prefill", "decode"}
 
 // Write writes the result.
 func (r Result) Write(path string) error {

@@ -35,7 +35,7 @@ func read(t *testing.T, path string) string {
 func TestDocsListEveryFlag(t *testing.T) {
 	entry := regexp.MustCompile(`(?m)^  -([a-z-]+)(?: ([^\n]+))?(?:\n    )?\t([^\n]+)$`)
 	bin := programs(t, "./agent/cmd/kvscout-agent", "./scheduler/cmd/kvscout-scheduler")
-	for _, name := range []string{"kvscout-agent", "kvscout-agent inject", "kvscout-scheduler"} {
+	for _, name := range []string{"kvscout-agent", "kvscout-agent inject", "kvscout-agent webhook", "kvscout-scheduler"} {
 		words := strings.Fields(name)
 		help, err := exec.Command(filepath.Join(bin, words[0]), append(words[1:], "-help")...).CombinedOutput()
 		if err != nil {
@@ -82,7 +82,7 @@ func TestDocsAndAlertsNameRealMetrics(t *testing.T) {
 		}
 	}
 	made := regexp.MustCompile(`"(kvscout\.(?:agent|scheduler)\.[a-z_.]+)"`)
-	for _, pattern := range []string{"../agent/*.go", "../scheduler/*.go", "../scheduler/internal/observe/*.go"} {
+	for _, pattern := range []string{"../agent/*.go", "../agent/internal/webhook/*.go", "../scheduler/*.go", "../scheduler/internal/observe/*.go"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)

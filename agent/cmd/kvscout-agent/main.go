@@ -43,8 +43,8 @@ overrides it. Metrics go to OTEL_EXPORTER_OTLP_ENDPOINT when that is set.
 
 Exit status: 0 after SIGINT or SIGTERM, 1 on failure, 2 for wrong usage.
 
-kvscout-agent inject puts agents into Kubernetes' manifests; it has flags of its
-own, which kvscout-agent inject -help lists.
+kvscout-agent inject puts agents into Kubernetes' manifests, kvscout-agent webhook
+into pods as they are created; each has flags of its own, which -help lists.
 
 `
 
@@ -57,8 +57,13 @@ func main() {
 }
 
 func run(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer) int {
-	if len(args) > 0 && args[0] == "inject" {
-		return runInject(args[1:], getenv, os.Stdin, stdout, stderr)
+	if len(args) > 0 {
+		switch args[0] {
+		case "inject":
+			return runInject(args[1:], getenv, os.Stdin, stdout, stderr)
+		case "webhook":
+			return runWebhook(ctx, args[1:], getenv, stdout, stderr)
+		}
 	}
 	program := &settings.Program{Name: "kvscout-agent", Intro: intro}
 	cfg, err := parse(program, args, getenv, stdout, stderr)

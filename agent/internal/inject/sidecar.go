@@ -49,8 +49,11 @@ var natsFiles = map[string]string{
 
 var (
 	quantity   = regexp.MustCompile(`^[0-9]+(\.[0-9]+)?(m|k|M|G|Ki|Mi|Gi)?$`)
-	secretName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
+	objectName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 )
+
+// IsName tells whether an object of Kubernetes may have this name.
+func IsName(name string) bool { return len(name) <= 253 && objectName.MatchString(name) }
 
 // Validate names what is wrong, each by the flag for it.
 func (s Settings) Validate() error {
@@ -72,7 +75,7 @@ func (s Settings) Validate() error {
 		bad("image-pull-policy", "%q is none of Always, IfNotPresent, Never", s.PullPolicy)
 	}
 	if s.NATSSecret != "" {
-		if len(s.NATSSecret) > 253 || !secretName.MatchString(s.NATSSecret) {
+		if !IsName(s.NATSSecret) {
 			bad("nats-secret", "%.80q is no name of a Secret", s.NATSSecret)
 		}
 		if len(s.NATSKeys) == 0 {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -27,6 +28,7 @@ func runScriptCases(t *testing.T, r, ranked reverseProxy) {
 		{"goes to its own engines only", (reverseProxy).testLyingScheduler},
 		{"does not wait for long", (reverseProxy).testHangingScheduler},
 		{"passes on that too many wait", (reverseProxy).testFullScheduler},
+		{"passes events as they come", (reverseProxy).testEvents},
 		{"picks by bodies of 5 MB", (reverseProxy).testFiveMegabytes},
 		{"goes by itself with larger bodies", (reverseProxy).testTooLarge},
 	} {
@@ -120,6 +122,22 @@ func (r reverseProxy) testFullScheduler(t *testing.T) {
 		if want := `"message":"all \"places\" are taken"`; c.want != 200 && (answer.Header.Get("Retry-After") != "3" || !bytes.Contains(text, []byte(want))) {
 			t.Errorf("%d %s: %v %s", code, c.reason, answer.Header, text)
 		}
+	}
+}
+
+// Events come every 5 ms and are not held back: not even half of them by the time of
+// four.
+func (r reverseProxy) testEvents(t *testing.T) {
+	const events = 100
+	s := r.site(t)
+	address := ticking(t, events)
+	s.announce("ticking", address)
+	x := r.before(t, s, []string{address})
+	m := &measured{served: x.served}
+	m.request(t, x.client, random(1, 100).completion(`,"stream":true`), events)
+	slices.Sort(m.each)
+	if half := m.each[events/2]; half > 20*time.Millisecond {
+		t.Errorf("half of the events took more than %v", half)
 	}
 }
 

@@ -135,7 +135,7 @@ end
 
 -- counts are those of the engine, at the end of a JSON object or in the last event.
 local function counts(txn, text)
-    local usage, fields = text:match('.*"usage":%s*(%b{})'), ""
+    local usage, fields = text:match('^.*"usage":%s*(%b{})'), ""
     for field, path in pairs { prompt_tokens = "$.prompt_tokens", output_tokens = "$.completion_tokens", cached_tokens = "$.prompt_tokens_details.cached_tokens" } do
         local n = usage and math.tointeger(txn.c:json_query(usage, path))
         if n then fields = fields .. ',"' .. field .. '":' .. n end

@@ -163,7 +163,7 @@ bench: ## benchmarks of every package
 plots: ## the figures of docs/INDEX.md, measured anew
 	go test -run '^$$' -bench Scale -count 3 ./scheduler/internal/index | go run ./e2e/cmd/plot
 
-bench-e2e: ## event written on ZeroMQ -> visible to Score over gRPC, and the agent's throughput
+bench-e2e: ## from outside: event written on ZeroMQ -> visible to Score, the throughput of an agent, picks at a constant rate (ARGS='-only picks')
 	CGO_ENABLED=0 go run ./e2e/cmd/bench $(ARGS)
 
 chaos: ## a fleet broken 1,000 times, the index compared with the engines each time (ARGS='-faults 100 -seed 7')

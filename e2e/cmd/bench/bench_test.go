@@ -40,6 +40,19 @@ func TestEveryEventBecomesVisible(t *testing.T) {
 	t.Log(one)
 }
 
+func TestEveryPickIsAnswered(t *testing.T) {
+	c := pickCases[1]
+	c.rate = 200
+	one, err := measurePicks(t.Context(), options{span: 100 * time.Millisecond, runs: 1}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if one.Picks != 20 || one.Due.Max < one.Sent.P50 || one.Sent.P50 <= 0 {
+		t.Errorf("%+v", one)
+	}
+	t.Log(one)
+}
+
 func TestStreamKeepsThePoolFull(t *testing.T) {
 	for _, s := range append([]shape{latencyShape}, throughputShapes...) {
 		t.Run(s.name, func(t *testing.T) {

@@ -1,11 +1,12 @@
-// Command bench measures the event path of kvscout from outside. It plays an
-// engine: what it writes on ZeroMQ goes to a real agent in a process of its
+// Command bench measures kvscout from outside. It plays an engine: what it writes on ZeroMQ goes to a real agent in a process of its
 // own, over real NATS, to a real scheduler in another.
 //
 //   - Latency: from an event written until Score, over gRPC, counts its blocks.
 //   - Throughput of the agent alone, on one core: what it publishes is counted
 //     and verified by a plain NATS subscriber.
 //   - Throughput into a scheduler, until its cache state is verified to be all of it.
+//   - Picks at a constant rate on one stream: how long each waits from when it was
+//     due, whether those before it were answered or not.
 //
 // Every case runs several times, each time with new processes. A run in which
 // anything is lost is an error.
@@ -45,8 +46,8 @@ func main() {
 	flag.Float64Var(&seconds, "seconds", 4, "how long one run sends events")
 	flag.IntVar(&o.runs, "runs", 3, "runs of each case")
 	flag.BoolVar(&o.json, "json", false, "print the result as JSON too, as the last line")
-	flag.StringVar(&o.only, "only", "", "one case alone: latency, agent or scheduler")
-	flag.StringVar(&o.profile, "cpuprofile", "", "`file` for the CPU profile of the agent's last run")
+	flag.StringVar(&o.only, "only", "", "one case alone: latency, agent, scheduler or picks")
+	flag.StringVar(&o.profile, "cpuprofile", "", "`file` for the CPU profile of the agent's last run; of the scheduler's, for picks")
 	flag.Parse()
 	o.span = time.Duration(seconds * float64(time.Second))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -76,9 +77,9 @@ func (o options) validate() error {
 		errs = append(errs, fmt.Errorf("-runs %d is not between 1 and 100", o.runs))
 	}
 	switch o.only {
-	case "", "latency", "agent", "scheduler":
+	case "", "latency", "agent", "scheduler", "picks":
 	default:
-		errs = append(errs, fmt.Errorf("-only %q is neither latency, agent nor scheduler", o.only))
+		errs = append(errs, fmt.Errorf("-only %q is neither latency, agent, scheduler nor picks", o.only))
 	}
 	return errors.Join(errs...)
 }
@@ -105,6 +106,15 @@ func run(ctx context.Context, o options) error {
 				return err
 			}
 			res.Throughput = append(res.Throughput, throughputResult{Into: into, Name: s.name, Runs: rates})
+		}
+	}
+	if cmp.Or(o.only, "picks") == "picks" {
+		for _, c := range pickCases {
+			runs, err := repeat(ctx, o, "picks, "+c.name, func() (picks, error) { return measurePicks(ctx, o, c) })
+			if err != nil {
+				return err
+			}
+			res.Picks = append(res.Picks, picksResult{Name: c.name, PerSecond: c.rate, Runs: runs})
 		}
 	}
 	res.print(os.Stdout)

@@ -17,6 +17,7 @@ type result struct {
 	Seconds    float64            `json:"seconds"`
 	Latency    []latencyResult    `json:"latency,omitempty"`
 	Throughput []throughputResult `json:"throughput,omitempty"`
+	Picks      []picksResult      `json:"picks,omitempty"`
 }
 
 type latencyResult struct {
@@ -29,6 +30,12 @@ type throughputResult struct {
 	Into string       `json:"into"`
 	Name string       `json:"name"`
 	Runs []throughput `json:"runs"`
+}
+
+type picksResult struct {
+	Name      string  `json:"name"`
+	PerSecond int     `json:"picks_per_second"`
+	Runs      []picks `json:"runs"`
 }
 
 // machine says what the figures were measured on, as far as it can be read.
@@ -67,23 +74,9 @@ func (r *result) print(w io.Writer) {
 		fmt.Fprintf(w, "\n%-34s %15s %15s %15s %15s\n", "event written -> Score, ms", "p50", "p90", "p99", "max")
 	}
 	for _, l := range r.Latency {
-		for _, row := range []struct {
-			name string
-			of   func(latency) quantiles
-		}{
-			{l.Name, func(l latency) quantiles { return l.Total }},
-			{"  of it until on NATS", func(l latency) quantiles { return l.Bus }},
-			{"  one call of Score", func(l latency) quantiles { return l.Call }},
-		} {
-			fmt.Fprintf(w, "%-34s", row.name)
-			for _, of := range []func(quantiles) float64{
-				func(q quantiles) float64 { return q.P50 }, func(q quantiles) float64 { return q.P90 },
-				func(q quantiles) float64 { return q.P99 }, func(q quantiles) float64 { return q.Max },
-			} {
-				fmt.Fprintf(w, " %15s", figure(l.Runs, "%.2f", func(l latency) float64 { return of(row.of(l)) }))
-			}
-			fmt.Fprintln(w)
-		}
+		printQuantiles(w, l.Name, l.Runs, func(l latency) quantiles { return l.Total })
+		printQuantiles(w, "  of it until on NATS", l.Runs, func(l latency) quantiles { return l.Bus })
+		printQuantiles(w, "  one call of Score", l.Runs, func(l latency) quantiles { return l.Call })
 	}
 	if len(r.Throughput) > 0 {
 		fmt.Fprintf(w, "\n%-36s %13s %13s %13s %13s\n", "thousand stored blocks", "a second", "of it on NATS", "agent CPU s", "sched. CPU s")
@@ -103,6 +96,26 @@ func (r *result) print(w io.Writer) {
 		}
 		fmt.Fprintf(w, " %13s\n", scheduler)
 	}
+	if len(r.Picks) > 0 {
+		fmt.Fprintf(w, "\n%-34s %15s %15s %15s %15s\n", "pick due -> answered, ms", "p50", "p90", "p99", "max")
+	}
+	for _, p := range r.Picks {
+		printQuantiles(w, fmt.Sprintf("%s, %d a second", p.Name, p.PerSecond), p.Runs, func(p picks) quantiles { return p.Due })
+		printQuantiles(w, "  sent -> answered", p.Runs, func(p picks) quantiles { return p.Sent })
+		fmt.Fprintf(w, "%-34s %15s\n", "  scheduler CPU, us a pick", figure(p.Runs, "%.0f", func(p picks) float64 { return p.CPU }))
+	}
+}
+
+// printQuantiles prints a row.
+func printQuantiles[T any](w io.Writer, name string, runs []T, of func(T) quantiles) {
+	fmt.Fprintf(w, "%-34s", name)
+	for _, at := range []func(quantiles) float64{
+		func(q quantiles) float64 { return q.P50 }, func(q quantiles) float64 { return q.P90 },
+		func(q quantiles) float64 { return q.P99 }, func(q quantiles) float64 { return q.Max },
+	} {
+		fmt.Fprintf(w, " %15s", figure(runs, "%.2f", func(run T) float64 { return at(of(run)) }))
+	}
+	fmt.Fprintln(w)
 }
 
 func (r *result) printJSON(w io.Writer) error {

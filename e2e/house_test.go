@@ -108,7 +108,7 @@ var edges = map[string][]string{
 	"gonum.org/v1/plot":                     {"scheduler/internal/sim/report"},
 	"go.yaml.in/yaml/v3":                    {"scheduler/internal/profile", "protocol/settings", "agent/internal/manifest"},
 	"mvdan.cc/sh/v3":                        {"agent/internal/inject"},
-	"github.com/KimMachineGun/automemlimit": {"agent/cmd/kvscout-agent", "scheduler/cmd/kvscout-scheduler"},
+	"github.com/KimMachineGun/automemlimit": {"protocol/settings"},
 	"net/http":                              {"deploy/proxies/caddy", "protocol/admin", "agent/internal/webhook", "agent/internal/vllm", "agent", "protocol/telemetry", "scheduler/internal/intake", "scheduler/internal/rest", "scheduler/internal/serve", "scheduler/internal/cli", "scheduler"},
 }
 

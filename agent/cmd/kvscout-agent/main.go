@@ -8,16 +8,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
-	"math"
 	"os"
 	"os/signal"
 	"slices"
 	"strings"
 	"syscall"
-
-	"github.com/KimMachineGun/automemlimit/memlimit"
 
 	"github.com/kvscout/kvscout/agent"
 	"github.com/kvscout/kvscout/protocol/settings"
@@ -75,7 +71,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 		return 2
 	}
 	program.Start(cfg.Settings())
-	limitMemory(cfg.Log, memlimit.FromCgroup)
+	settings.LimitMemory(cfg.Log)
 	a, err := agent.New(cfg)
 	if err == nil {
 		err = a.Run(ctx)
@@ -85,18 +81,6 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 		return 1
 	}
 	return 0
-}
-
-// limitMemory lets the garbage collector keep the process within nine tenths of
-// the container's memory. GOMEMLIMIT in the environment wins.
-func limitMemory(log *slog.Logger, container memlimit.Provider) {
-	limit, err := memlimit.Set(memlimit.WithProvider(container))
-	switch {
-	case err != nil:
-		log.Warn("the container's memory limit is not known", "error", err)
-	case limit < math.MaxInt64:
-		log.Info("memory limit", "bytes", limit)
-	}
 }
 
 // parse makes a Config of flags, environment and file; see settings.Program.Read.

@@ -8,12 +8,9 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"os/signal"
 	"syscall"
-
-	"github.com/KimMachineGun/automemlimit/memlimit"
 
 	"github.com/kvscout/kvscout/protocol/settings"
 	"github.com/kvscout/kvscout/scheduler"
@@ -60,7 +57,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, again <
 		return 2
 	}
 	opt.program.Start(opt.Settings())
-	limitMemory(opt.Config, memlimit.FromCgroup)
+	checkIndex(opt.Config, settings.LimitMemory(opt.Log))
 	s, err := scheduler.New(opt.Config)
 	if err == nil {
 		err = serve(ctx, s, opt, again, func() error {
@@ -99,19 +96,11 @@ func serve(ctx context.Context, s *scheduler.Scheduler, opt *options, again <-ch
 	return err
 }
 
-// limitMemory lets the garbage collector keep the process within nine tenths of
-// the container's memory. GOMEMLIMIT in the environment wins.
-func limitMemory(cfg scheduler.Config, container memlimit.Provider) {
-	limit, err := memlimit.Set(memlimit.WithProvider(container))
-	switch {
-	case err != nil:
-		cfg.Log.Warn("the container's memory limit is not known", "error", err)
-	case limit == math.MaxInt64:
-	case limit/2 < cfg.IndexBytes:
+// checkIndex warns of an index that leaves too little of the memory to the rest.
+func checkIndex(cfg scheduler.Config, limit int64) {
+	if limit/2 < cfg.IndexBytes {
 		cfg.Log.Warn("the index may take more than half of the memory: lower -index-memory or raise the container's limit",
 			"limit", limit, "index", cfg.IndexBytes)
-	default:
-		cfg.Log.Info("memory limit", "bytes", limit)
 	}
 }
 

@@ -13,13 +13,11 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime/debug"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/KimMachineGun/automemlimit/memlimit"
 	"go.uber.org/goleak"
 
 	"github.com/kvscout/kvscout/scheduler"
@@ -229,39 +227,13 @@ func TestFileIsFollowed(t *testing.T) {
 	}
 }
 
-// TestMemoryLimitFollowsTheContainer sets the limit of this process, which is
-// that of the test again afterwards.
-func TestMemoryLimitFollowsTheContainer(t *testing.T) {
-	was := debug.SetMemoryLimit(-1)
-	t.Cleanup(func() { debug.SetMemoryLimit(was) })
-	const container = 1 << 30
-	tenths := func(n int64) int64 { return n * container / 10 }
-	for _, c := range []struct {
-		name      string
-		container memlimit.Provider
-		env       string // GOMEMLIMIT
-		limit     int64
-		says      string
-	}{
-		{"a container", memlimit.Limit(container), "", tenths(9), "msg=\"memory limit\" bytes=966367641"},
-		{"an index too large for it", memlimit.Limit(container / 4), "", tenths(9) / 4, "the index may take more than half"},
-		{"the environment", memlimit.Limit(container), "7GiB", was, ""},
-		{"no container", func() (uint64, error) { return 0, memlimit.ErrNoLimit }, "", math.MaxInt64, ""},
-		{"who knows", func() (uint64, error) { return 0, errors.New("no cgroup") }, "", was, "no cgroup"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			debug.SetMemoryLimit(was)
-			if c.env != "" {
-				t.Setenv("GOMEMLIMIT", c.env) // read by the runtime at the start of a process, and only looked for here
-			}
-			var out bytes.Buffer
-			limitMemory(scheduler.Config{IndexBytes: container / 4, Log: slog.New(slog.NewTextHandler(&out, nil))}, c.container)
-			if got := debug.SetMemoryLimit(-1); got != c.limit {
-				t.Errorf("limit %d, want %d", got, c.limit)
-			}
-			if text := out.String(); !strings.Contains(text, c.says) || c.says == "" && c.env == "" && text != "" {
-				t.Errorf("%q is said, want %q", text, c.says)
-			}
-		})
+func TestIndexLeavesHalfOfTheMemory(t *testing.T) {
+	const index = 256 << 20
+	for limit, warns := range map[int64]bool{math.MaxInt64: false, 2 * index: false, 2*index - 1<<20: true} {
+		var out bytes.Buffer
+		checkIndex(scheduler.Config{IndexBytes: index, Log: slog.New(slog.NewTextHandler(&out, nil))}, limit)
+		if strings.Contains(out.String(), "the index may take more than half") != warns {
+			t.Errorf("of %d bytes: %q", limit, out.String())
+		}
 	}
 }

@@ -133,16 +133,16 @@ func TestDocsAndAlertsNameRealMetrics(t *testing.T) {
 	}
 }
 
-// TestDocsNameFieldsOfTheFleet holds the section on /fleet against the message
+// TestDocsNameFieldsOfTheFleet holds the section on /v1/members against the message
 // that the page shows.
 func TestDocsNameFieldsOfTheFleet(t *testing.T) {
-	_, section, _ := strings.Cut(read(t, operations), "\n## Reading /fleet\n")
+	_, section, _ := strings.Cut(read(t, operations), "\n## Reading /v1/members\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	known := map[string]bool{"members": true, "n": true, "c": true}
 	for _, m := range []proto.Message{&api.MemberState{}, &api.Member{}, &api.CacheState{}, &api.Speed{}} {
 		fields := m.ProtoReflect().Descriptor().Fields()
 		for i := range fields.Len() {
-			known[fields.Get(i).JSONName()] = true
+			known[string(fields.Get(i).Name())] = true
 		}
 	}
 	named := 0
@@ -150,9 +150,9 @@ func TestDocsNameFieldsOfTheFleet(t *testing.T) {
 		if strings.Contains(code[1], "<") {
 			continue // the form of a name
 		}
-		for _, word := range regexp.MustCompile(`[a-zA-Z]+`).FindAllString(code[1], -1) {
+		for _, word := range regexp.MustCompile(`[a-zA-Z_]+`).FindAllString(code[1], -1) {
 			if named++; !known[word] {
-				t.Errorf("%s speaks of %s, which /fleet does not show", operations, word)
+				t.Errorf("%s speaks of %s, which /v1/members does not show", operations, word)
 			}
 		}
 	}

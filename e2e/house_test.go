@@ -67,7 +67,7 @@ var packages = map[string][]string{
 	"scheduler/internal/rest":         {"protocol/kvscout/scheduler/v1"},
 	"scheduler/internal/observe":      {"protocol/kvscout/scheduler/v1", "protocol/telemetry", "scheduler/internal/pick", "scheduler/internal/rpc"},
 	"scheduler/internal/serve":        {"scheduler/internal/extproc", "scheduler/internal/fleet", "protocol/admin", "protocol/buffers", "protocol/kvscout/scheduler/v1", "protocol/telemetry", "scheduler/internal/observe", "scheduler/internal/rest", "scheduler/internal/rpc"},
-	"scheduler":                       {"scheduler/internal/extproc", "scheduler/internal/bus", "scheduler/internal/certs", "scheduler/internal/admission", "scheduler/internal/fleet", "scheduler/internal/index", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/membership", "scheduler/internal/observe", "scheduler/internal/outbox", "scheduler/internal/predict", "scheduler/internal/replica", "scheduler/internal/rpc", "scheduler/internal/serve", "protocol/kvscout/scheduler/v1", "protocol/telemetry", "protocol/settings", "protocol/logging"},
+	"scheduler":                       {"scheduler/internal/extproc", "scheduler/internal/bus", "scheduler/internal/certs", "scheduler/internal/admission", "scheduler/internal/fleet", "scheduler/internal/index", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/membership", "scheduler/internal/observe", "scheduler/internal/outbox", "scheduler/internal/predict", "scheduler/internal/replica", "scheduler/internal/rest", "scheduler/internal/rpc", "scheduler/internal/serve", "protocol/kvscout/scheduler/v1", "protocol/telemetry", "protocol/settings", "protocol/logging"},
 	"scheduler/cmd/kvscout-scheduler": {"scheduler", "protocol/settings"},
 	"scheduler/internal/cli":          {"protocol/kvscout/scheduler/v1", "protocol/bus", "protocol/settings"},
 	"scheduler/cmd/kvscout":           {"scheduler/internal/cli"},
@@ -78,7 +78,7 @@ var packages = map[string][]string{
 	"scheduler/cmd/kvscout-sim":       {"scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"},
 	"deploy/proxies/caddy":            {"protocol/client", "protocol/completion", "protocol/kvscout/scheduler/v1"},
 	"e2e/fakevllm":                    {},
-	"e2e":                             {"agent", "scheduler", "protocol", "protocol/pb", "protocol/client", "protocol/kvscout/scheduler/v1", "protocol/blockkey", "e2e/fakevllm"},
+	"e2e":                             {"agent", "scheduler", "protocol", "protocol/pb", "protocol/buffers", "protocol/client", "protocol/kvscout/scheduler/v1", "protocol/blockkey", "e2e/fakevllm"},
 }
 
 // edges names third-party code (and the two networked parts of the standard

@@ -4,10 +4,9 @@ import (
 	"net/http"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protojson"
-
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/settings"
+	"github.com/kvscout/kvscout/scheduler/internal/rest"
 )
 
 // admin serves what people, probes and collectors ask for.
@@ -19,19 +18,13 @@ func (s *Scheduler) admin() http.Handler {
 		say(w, ready, why)
 	})
 	mux.Handle("GET /metrics", s.telemetry.Handler())
-	mux.HandleFunc("GET /fleet", func(w http.ResponseWriter, r *http.Request) {
-		fleet, err := s.rpc.ListMembers(r.Context(), &api.ListMembersRequest{Model: r.URL.Query().Get("model")})
+	mux.HandleFunc("GET /v1/members", func(w http.ResponseWriter, r *http.Request) {
+		members, err := s.rpc.ListMembers(r.Context(), &api.ListMembersRequest{Model: r.URL.Query().Get("model")})
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
-		text, err := protojson.MarshalOptions{Multiline: true, EmitUnpopulated: true}.Marshal(fleet)
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(text)
+		rest.Write(w, members)
 	})
 	mux.HandleFunc("GET /config", func(w http.ResponseWriter, _ *http.Request) {
 		text, err := settings.Text(s.live.Load().Settings())

@@ -271,8 +271,8 @@ func TestMembersWithOneAddressAreNoticed(t *testing.T) {
 	if r := ask(t, s, "m", "x"); !strings.Contains(r.GetExplanation(), said) {
 		t.Errorf("the answer does not say it: %s", r.GetExplanation())
 	}
-	if _, text := get(t, s, "/fleet"); !strings.Contains(text, said) {
-		t.Error("/fleet does not say it")
+	if _, text := get(t, s, "/v1/members"); !strings.Contains(text, said) {
+		t.Error("/v1/members does not say it")
 	}
 	if _, text := get(t, s, "/metrics"); !strings.Contains(text, `kvscout_scheduler_addresses{problem="shared"`) {
 		t.Error("no metric")

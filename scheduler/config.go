@@ -47,7 +47,7 @@ type Config struct {
 	// ExtProcModeOverride: a gateway that shows no bodies (NONE) allows that to be
 	// overridden, and is told to show them.
 	ExtProcModeOverride bool
-	// AdminAddress for /healthz, /readyz, /metrics and /fleet; 127.0.0.1:9479.
+	// AdminAddress for /healthz, /readyz, /metrics and /v1/members; 127.0.0.1:9479.
 	AdminAddress string
 	// NATSURL of the server to use, or several separated by commas; empty:
 	// an embedded one.

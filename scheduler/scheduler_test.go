@@ -203,10 +203,10 @@ func TestCompleteSystem(t *testing.T) {
 	if code, text := get(t, s, "/readyz"); code != 200 {
 		t.Error(code, text)
 	}
-	if code, text := get(t, s, "/fleet"); code != 200 || !strings.Contains(text, member) {
+	if code, text := get(t, s, "/v1/members"); code != 200 || !strings.Contains(text, member) {
 		t.Error(code, text)
 	}
-	if code, text := get(t, s, "/fleet?model=x"); code != 200 || strings.Contains(text, member) {
+	if code, text := get(t, s, "/v1/members?model=x"); code != 200 || strings.Contains(text, member) {
 		t.Error(code, text)
 	}
 

@@ -35,7 +35,7 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.ExtProcObjectives, "extproc-objectives", c.ExtProcObjectives, "`list` separated by commas of the objectives that requests of gateways may name in x-llm-d-inference-objective, with their priorities from -100 to 100, like chat=10,batch=-10; others have 0")
 	fs.BoolVar(&c.ExtProcPriority, "extproc-priority", c.ExtProcPriority, "put the order in which the engine is to serve it into each completion of a gateway that names no priority; for engines with --scheduling-policy priority")
 	fs.BoolVar(&c.ExtProcModeOverride, "extproc-mode-override", c.ExtProcModeOverride, "tell gateways whose body modes are NONE to show bodies; for those with allow_mode_override, which others take for an error")
-	fs.StringVar(&c.AdminAddress, "admin-address", c.AdminAddress, "`host:port` for /healthz, /readyz, /metrics, /fleet and /config")
+	fs.StringVar(&c.AdminAddress, "admin-address", c.AdminAddress, "`host:port` for /healthz, /readyz, /metrics, /v1/members and /config")
 	fs.StringVar(&c.NATSURL, "nats-url", c.NATSURL, "`URL` of the NATS server to use, or several separated by commas; empty: an embedded one")
 	fs.StringVar(&c.NATSCredentials, "nats-credentials", c.NATSCredentials, "`file` with credentials for -nats-url")
 	fs.StringVar(&c.NATSAddress, "nats-address", c.NATSAddress, "`host:port` of the embedded NATS server, for the agents")

@@ -23,7 +23,7 @@ On one machine it needs no flag at all:
 
   kvscout-scheduler
   kvscout-agent -nats-url nats://127.0.0.1:4222
-  curl 127.0.0.1:9479/fleet
+  curl 127.0.0.1:9479/v1/members
 
 Each flag has an environment variable of the same name (-nats-url:
 KVSCOUT_NATS_URL), and a line of that name in the file of -config (nats-url: ...).

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"net/http"
 	"net/url"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
@@ -37,6 +38,19 @@ func (f *jsonForm) NewDecoder(r io.Reader) runtime.Decoder {
 
 // StreamContentType is that of one message a line.
 func (f *jsonForm) StreamContentType(any) string { return "application/x-ndjson" }
+
+// Write answers with a message, in lines for people.
+func Write(w http.ResponseWriter, m proto.Message) {
+	options := form.MarshalOptions
+	options.Multiline = true
+	text, err := options.Marshal(m)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", form.ContentType(m))
+	_, _ = w.Write(text)
+}
 
 // plain is an error of protobuf without the spaces by which it keeps people from
 // relying on its text.

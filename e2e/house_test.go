@@ -63,11 +63,13 @@ var packages = map[string][]string{
 	"scheduler/internal/replica":      {"protocol", "protocol/pb", "protocol/blockkey", "scheduler/internal/fleet", "scheduler/internal/index", "scheduler/internal/outbox", "scheduler/internal/predict"},
 	"scheduler/internal/admission":    {"scheduler/internal/fleet", "scheduler/internal/pick"},
 	"scheduler/internal/rpc":          {"protocol/kvscout/scheduler/v1", "protocol/blockkey", "scheduler/internal/intake", "scheduler/internal/admission", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/fleet", "scheduler/internal/learn"},
-	"scheduler/internal/extproc":      {"protocol/client", "protocol/kvscout/scheduler/v1", "protocol/completion", "scheduler/internal/fleet"},
+	"scheduler/internal/edge":         {},
+	"scheduler/internal/extproc":      {"scheduler/internal/edge", "protocol/client", "protocol/kvscout/scheduler/v1", "protocol/completion", "scheduler/internal/fleet"},
+	"scheduler/internal/gateway":      {"protocol/client", "protocol/completion", "protocol/kvscout/scheduler/v1", "scheduler/internal/edge", "scheduler/internal/fleet"},
 	"scheduler/internal/rest":         {"protocol/kvscout/scheduler/v1"},
 	"scheduler/internal/observe":      {"protocol/kvscout/scheduler/v1", "protocol/telemetry", "scheduler/internal/pick", "scheduler/internal/rpc"},
-	"scheduler/internal/serve":        {"scheduler/internal/extproc", "scheduler/internal/fleet", "protocol/admin", "protocol/buffers", "protocol/kvscout/scheduler/v1", "protocol/telemetry", "scheduler/internal/observe", "scheduler/internal/rest", "scheduler/internal/rpc"},
-	"scheduler":                       {"scheduler/internal/extproc", "scheduler/internal/bus", "scheduler/internal/certs", "scheduler/internal/admission", "scheduler/internal/fleet", "scheduler/internal/index", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/membership", "scheduler/internal/observe", "scheduler/internal/outbox", "scheduler/internal/predict", "scheduler/internal/replica", "scheduler/internal/rest", "scheduler/internal/rpc", "scheduler/internal/serve", "protocol/kvscout/scheduler/v1", "protocol/telemetry", "protocol/settings", "protocol/logging"},
+	"scheduler/internal/serve":        {"scheduler/internal/extproc", "scheduler/internal/gateway", "scheduler/internal/fleet", "protocol/admin", "protocol/buffers", "protocol/kvscout/scheduler/v1", "protocol/telemetry", "scheduler/internal/observe", "scheduler/internal/rest", "scheduler/internal/rpc"},
+	"scheduler":                       {"scheduler/internal/extproc", "scheduler/internal/gateway", "scheduler/internal/bus", "scheduler/internal/certs", "scheduler/internal/admission", "scheduler/internal/fleet", "scheduler/internal/index", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/membership", "scheduler/internal/observe", "scheduler/internal/outbox", "scheduler/internal/predict", "scheduler/internal/replica", "scheduler/internal/rest", "scheduler/internal/rpc", "scheduler/internal/serve", "protocol/kvscout/scheduler/v1", "protocol/telemetry", "protocol/settings", "protocol/logging"},
 	"scheduler/cmd/kvscout-scheduler": {"scheduler", "protocol/settings"},
 	"scheduler/internal/cli":          {"protocol/kvscout/scheduler/v1", "protocol/bus", "protocol/settings"},
 	"scheduler/cmd/kvscout":           {"scheduler/internal/cli"},
@@ -91,8 +93,8 @@ var edges = map[string][]string{
 	"github.com/nats-io/nats-server":        {"scheduler/internal/bus"},
 	"github.com/nats-io/nkeys":              {"scheduler/internal/bus"},
 	"github.com/envoyproxy":                 {"scheduler/internal/extproc"},
-	"google.golang.org/grpc":                {"deploy/proxies/caddy", "protocol/kvscout/scheduler/v1", "protocol/buffers", "protocol/client", "protocol/telemetry", "scheduler/internal/extproc", "scheduler/internal/rpc", "scheduler/internal/rest", "scheduler/internal/observe", "scheduler/internal/serve", "scheduler/internal/cli"},
-	"google.golang.org/genproto":            {"deploy/proxies/caddy", "protocol/kvscout/scheduler/v1", "scheduler/internal/extproc", "scheduler/internal/rpc", "scheduler/internal/rest", "scheduler/internal/cli"},
+	"google.golang.org/grpc":                {"deploy/proxies/caddy", "protocol/kvscout/scheduler/v1", "protocol/buffers", "protocol/client", "protocol/telemetry", "scheduler/internal/edge", "scheduler/internal/gateway", "scheduler/internal/extproc", "scheduler/internal/rpc", "scheduler/internal/rest", "scheduler/internal/observe", "scheduler/internal/serve", "scheduler/internal/cli"},
+	"google.golang.org/genproto":            {"deploy/proxies/caddy", "protocol/kvscout/scheduler/v1", "scheduler/internal/edge", "scheduler/internal/rpc", "scheduler/internal/rest", "scheduler/internal/cli"},
 	"github.com/grpc-ecosystem":             {"scheduler/internal/rest"},
 	"google.golang.org/protobuf":            {"protocol", "protocol/pb", "protocol/kvscout/scheduler/v1", "protocol/buffers", "protocol/client", "agent/internal/publish", "agent/internal/rank", "agent/internal/watch", "scheduler/internal/ingest", "scheduler/internal/replica", "scheduler/internal/extproc", "scheduler/internal/rpc", "scheduler/internal/rest", "scheduler/internal/serve", "scheduler/internal/cli", "scheduler"},
 	"go.opentelemetry.io":                   {"protocol/telemetry", "agent", "agent/internal/publish", "agent/internal/webhook", "scheduler/internal/observe", "scheduler/internal/serve", "scheduler", "scheduler/internal/rpc", "scheduler/internal/ingest"},
@@ -109,7 +111,7 @@ var edges = map[string][]string{
 	"go.yaml.in/yaml/v3":                    {"scheduler/internal/profile", "protocol/settings", "agent/internal/manifest"},
 	"mvdan.cc/sh/v3":                        {"agent/internal/inject"},
 	"github.com/KimMachineGun/automemlimit": {"protocol/settings"},
-	"net/http":                              {"deploy/proxies/caddy", "protocol/admin", "agent/internal/webhook", "agent/internal/vllm", "agent", "protocol/telemetry", "scheduler/internal/intake", "scheduler/internal/rest", "scheduler/internal/serve", "scheduler/internal/cli", "scheduler"},
+	"net/http":                              {"deploy/proxies/caddy", "protocol/admin", "agent/internal/webhook", "agent/internal/vllm", "agent", "protocol/telemetry", "scheduler/internal/intake", "scheduler/internal/gateway", "scheduler/internal/rest", "scheduler/internal/serve", "scheduler/internal/cli", "scheduler"},
 }
 
 // pure packages know no socket, clock, logger or context. They may name times
@@ -117,7 +119,7 @@ var edges = map[string][]string{
 // file of a pure package that may is its shell: it waits for the core, or feeds it.
 var (
 	shells    = []string{"../scheduler/internal/admission/wait.go", "../scheduler/internal/profile/file.go", "../scheduler/internal/extproc/extproc.go"}
-	pure      = []string{"protocol/blockkey", "agent/internal/blockhash", "agent/internal/mirror", "agent/internal/reconcile", "agent/internal/inject", "agent/internal/manifest", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/predict", "scheduler/internal/estimate", "scheduler/internal/outbox", "scheduler/internal/pick", "scheduler/internal/admission", "protocol/completion", "scheduler/internal/extproc", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"}
+	pure      = []string{"protocol/blockkey", "agent/internal/blockhash", "agent/internal/mirror", "agent/internal/reconcile", "agent/internal/inject", "agent/internal/manifest", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/predict", "scheduler/internal/estimate", "scheduler/internal/outbox", "scheduler/internal/pick", "scheduler/internal/admission", "protocol/completion", "scheduler/internal/edge", "scheduler/internal/extproc", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"}
 	unclean   = []string{"context", "log", "log/slog", "net", "net/http", "os"}
 	clockwork = []string{"time.Now(", "time.Since(", "time.Sleep(", "time.After(", "time.NewTimer(", "time.NewTicker("}
 )

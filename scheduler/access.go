@@ -32,7 +32,7 @@ func (c Config) validateAccess(bad func(name, format string, v ...any)) {
 	if c.Operators != "" && c.GRPCTLS.CA == "" {
 		bad("grpc-tls-ca", "is missing: -grpc-operators are told by their certificates")
 	}
-	for _, a := range []struct{ name, address string }{{"grpc-address", c.GRPCAddress}, {"http-address", c.HTTPAddress}} {
+	for _, a := range []struct{ name, address string }{{"grpc-address", c.GRPCAddress}, {"http-address", c.HTTPAddress}, {"gateway", c.GatewayAddress}} {
 		if !c.Insecure && beyond(a.address) && c.GRPCTLS.Cert == "" {
 			bad(a.name, "%s can be reached from elsewhere: set -grpc-tls-cert and -grpc-tls-key, or -insecure to serve plain text", a.address)
 		}
@@ -106,6 +106,9 @@ func (c *Config) warnInsecure() {
 	}
 	if beyond(c.HTTPAddress) && c.GRPCTLS.Cert == "" {
 		c.Log.Warn("HTTP is served without TLS on a non-loopback address", "address", c.HTTPAddress)
+	}
+	if beyond(c.GatewayAddress) && c.GRPCTLS.Cert == "" {
+		c.Log.Warn("the gateway serves without TLS on a non-loopback address", "address", c.GatewayAddress)
 	}
 	if c.Insecure && c.ExtProcAddress != "" && beyond(c.ExtProcAddress) && c.GRPCTLS.Cert == "" {
 		c.Log.Warn("external processing is served without TLS on a non-loopback address", "address", c.ExtProcAddress)

@@ -47,6 +47,9 @@ type Config struct {
 	// ExtProcModeOverride: a gateway that shows no bodies (NONE) allows that to be
 	// overridden, and is told to show them.
 	ExtProcModeOverride bool
+	// GatewayAddress to serve OpenAI requests on, each sent to the member that is
+	// picked; empty: they are not.
+	GatewayAddress string
 	// AdminAddress for /healthz, /readyz, /metrics and /v1/members; 127.0.0.1:9479.
 	AdminAddress string
 	// NATSURL of the server to use, or several separated by commas; empty:
@@ -255,7 +258,7 @@ func (c Config) Validate() error {
 	for _, a := range []struct{ key, address string }{
 		{"grpc-address", c.GRPCAddress}, {"admin-address", c.AdminAddress}, {"nats-address", c.NATSAddress},
 		{"http-address", c.HTTPAddress},
-		{"extproc-address", c.ExtProcAddress},
+		{"extproc-address", c.ExtProcAddress}, {"gateway", c.GatewayAddress},
 	} {
 		if a.address == "" {
 			continue // not served

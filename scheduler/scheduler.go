@@ -27,6 +27,7 @@ import (
 	"github.com/kvscout/kvscout/scheduler/internal/bus"
 	"github.com/kvscout/kvscout/scheduler/internal/extproc"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/gateway"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 	"github.com/kvscout/kvscout/scheduler/internal/ingest"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
@@ -72,6 +73,7 @@ type Scheduler struct {
 	rpc       *rpc.Service
 	observer  *observe.Observer
 	extproc   *extproc.Server
+	gateway   *gateway.Gateway
 	serving   serve.Config
 
 	started chan struct{} // closed when addrs is set
@@ -81,7 +83,9 @@ type Scheduler struct {
 	bus     atomic.Pointer[bus.Bus]
 	live    atomic.Pointer[Config] // as last reloaded
 	running atomic.Bool
-	refused atomic.Uint64 // connections
+	// stopping is set when Run is to end.
+	stopping atomic.Bool
+	refused  atomic.Uint64 // connections
 
 	reloading sync.Mutex // held by Reload
 }
@@ -161,14 +165,19 @@ func New(cfg Config) (*Scheduler, error) {
 		Log:         cfg.Log.With("component", "rpc"),
 	})
 	s.serving = serve.Config{
-		GRPCAddress: cfg.GRPCAddress, HTTPAddress: cfg.HTTPAddress, ExtProcAddress: cfg.ExtProcAddress, AdminAddress: cfg.AdminAddress,
+		GRPCAddress: cfg.GRPCAddress, HTTPAddress: cfg.HTTPAddress, ExtProcAddress: cfg.ExtProcAddress, GatewayAddress: cfg.GatewayAddress, AdminAddress: cfg.AdminAddress,
 		TLS: transport, ExtProcTLS: gateways, Refused: &s.refused,
 		Service: s.rpc, People: s.admin(), Observer: s.observer, Telemetry: s.telemetry,
 		StopWait: func() time.Duration { return s.live.Load().StopWait },
 		Log:      cfg.Log,
 	}
-	s.extproc = s.serving.Gateway(s.fleet, cfg.gateway(), cfg.Log.With("component", "extproc"))
+	s.extproc = s.serving.Picker(s.fleet, cfg.gateway(), cfg.Log.With("component", "extproc"))
 	s.serving.ExtProc = s.extproc
+	if s.gateway, err = s.serving.OpenAI(s.fleet, s.takes, cfg.gateway(), cfg.Log.With("component", "gateway")); err != nil {
+		s.flush()
+		return nil, err
+	}
+	s.serving.Gateway = s.gateway
 	return s, nil
 }
 
@@ -199,6 +208,9 @@ func (s *Scheduler) ready() bool {
 	return in != nil && in.Ready()
 }
 
+// takes tells whether requests are to be sent here: not while it stops.
+func (s *Scheduler) takes() bool { return s.ready() && !s.stopping.Load() }
+
 // linked tells whether the bus is there.
 func (s *Scheduler) linked() bool {
 	in := s.ingest.Load()
@@ -224,6 +236,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	defer s.gateway.Close()
 	defer server.Close()
 	bus, err := bus.Open(s.cfg.bus())
 	if err != nil {
@@ -259,10 +272,11 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	s.cfg.warnInsecure()
 	s.members.Start(bus.Origins())
 	close(s.started)
-	s.cfg.Log.Info("scheduler started", "grpc", s.addrs.GRPC, "http", s.addrs.HTTP, "extproc", s.addrs.ExtProc, "admin", s.addrs.Admin, "pool", s.cfg.Pool,
+	s.cfg.Log.Info("scheduler started", "grpc", s.addrs.GRPC, "http", s.addrs.HTTP, "extproc", s.addrs.ExtProc, "gateway", s.addrs.Gateway, "admin", s.addrs.Admin, "pool", s.cfg.Pool,
 		"nats", s.natsName(), "embedded", s.addrs.NATS != "")
 
 	g, ctx := errgroup.WithContext(ctx)
+	defer context.AfterFunc(ctx, func() { s.stopping.Store(true) })()
 	g.Go(func() error { return in.Run(ctx) })
 	g.Go(func() error { return others.Run(ctx) })
 	g.Go(func() error { s.look(ctx, server); return nil })

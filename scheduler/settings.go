@@ -30,6 +30,7 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Pool, "pool", c.Pool, "`name` of the pool of engines to serve, as given to the agents")
 	fs.StringVar(&c.GRPCAddress, "grpc-address", c.GRPCAddress, "`host:port` to serve the gRPC API on")
 	fs.StringVar(&c.HTTPAddress, "http-address", c.HTTPAddress, "`host:port` to serve the API on as HTTP/JSON, with the certificate and the rights of gRPC; empty: it is not")
+	fs.StringVar(&c.GatewayAddress, "gateway", c.GatewayAddress, "`host:port` to serve OpenAI requests on, for whoever has no proxy (docs/PROXIES.md), with the certificate of -grpc-tls-cert; empty: not served")
 	fs.StringVar(&c.ExtProcAddress, "extproc-address", c.ExtProcAddress, "`host:port` to serve Envoy's external processing on, for gateways (docs/PROXIES.md); with the certificate of -grpc-tls-cert, or beyond this machine with one of its own; empty: not served")
 	fs.IntVar(&c.ExtProcEndpoints, "extproc-endpoints", c.ExtProcEndpoints, "`number` of endpoints that a gateway is told at most for a request, the best first; more than 1 only where it walks the list")
 	fs.StringVar(&c.ExtProcObjectives, "extproc-objectives", c.ExtProcObjectives, "`list` separated by commas of the objectives that requests of gateways may name in x-llm-d-inference-objective, with their priorities from -100 to 100, like chat=10,batch=-10; others have 0")

@@ -37,8 +37,12 @@ type Config struct {
 	// Schedulers to ask, host:port. The first that answers is asked; the others
 	// stand by.
 	Schedulers []string
+	// Local is a scheduler that is asked before them without a connection; nil: there
+	// is none.
+	Local api.SchedulerClient
 	// Timeout is what one scheduler may take for an answer; 200 ms. Where requests
-	// wait for room (-queue-length), as long as they may.
+	// wait for room (-queue-length), as long as they may. Negative: as long as it
+	// wants.
 	Timeout time.Duration
 	// Attempts bounds the members that Do tries for a request; 3.
 	Attempts int
@@ -72,10 +76,10 @@ type Stats struct {
 
 // New returns a Client. It connects when it is first used.
 func New(cfg Config) (*Client, error) {
-	if len(cfg.Schedulers) == 0 {
+	if len(cfg.Schedulers) == 0 && cfg.Local == nil {
 		return nil, errors.New("no scheduler is named")
 	}
-	if cfg.Timeout <= 0 {
+	if cfg.Timeout == 0 {
 		cfg.Timeout = usualTimeout
 	}
 	if cfg.Attempts <= 0 {
@@ -85,6 +89,9 @@ func New(cfg Config) (*Client, error) {
 		cfg.Dial = []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
 	}
 	c := &Client{cfg: cfg}
+	if cfg.Local != nil {
+		c.schedulers = append(c.schedulers, &scheduler{ask: cfg.Local, timeout: cfg.Timeout, stats: &c.stats})
+	}
 	for _, address := range cfg.Schedulers {
 		conn, err := grpc.NewClient(address, append(append(buffers.Client(), reconnect), cfg.Dial...)...)
 		if err != nil {
@@ -101,7 +108,9 @@ func (c *Client) Close() error {
 	var errs []error
 	for _, s := range c.schedulers {
 		s.flushing.Wait()
-		errs = append(errs, s.conn.Close())
+		if s.conn != nil {
+			errs = append(errs, s.conn.Close())
+		}
 	}
 	return errors.Join(errs...)
 }

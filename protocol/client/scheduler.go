@@ -20,9 +20,9 @@ const maxWaiting = 4096
 
 // scheduler is one of those that are asked.
 type scheduler struct {
-	conn    *grpc.ClientConn
+	conn    *grpc.ClientConn // nil: it is asked without one
 	ask     api.SchedulerClient
-	timeout time.Duration
+	timeout time.Duration // negative: none
 	stats   *counters
 	until   atomic.Int64 // it rests, in ns since 1970
 
@@ -37,7 +37,10 @@ func (s *scheduler) rests(now time.Time) bool { return now.UnixNano() < s.until.
 // pick asks once. A scheduler that does not answer in time rests: callers would
 // wait for it one after the other.
 func (s *scheduler) pick(ctx context.Context, request *api.Request) (*api.PickResponse, error) {
-	patience, cancel := context.WithTimeout(ctx, s.timeout)
+	patience, cancel := ctx, context.CancelFunc(func() {})
+	if s.timeout > 0 {
+		patience, cancel = context.WithTimeout(ctx, s.timeout)
+	}
 	defer cancel()
 	answer, err := s.ask.Pick(patience, &api.PickRequest{Request: request})
 	switch {

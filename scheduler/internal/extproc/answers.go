@@ -8,23 +8,20 @@ import (
 	corepb "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	modepb "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	typepb "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/kvscout/kvscout/protocol/client"
+	"github.com/kvscout/kvscout/scheduler/internal/edge"
 )
 
 const (
 	// maxChunk bytes of a body in one message: the least that any data plane takes.
 	maxChunk = 62000
-	// decisionHeader of the response names the decision, cachedHeader the prompt
-	// tokens that were predicted to be cached, to clients that send explainHeader.
-	decisionHeader = "x-kvscout-decision"
-	cachedHeader   = "x-kvscout-cached-tokens"
-	explainHeader  = "x-kvscout-explain"
 )
 
 // control are the headers that were for us: they do not reach the engine.
-var control = slices.Concat(client.ControlHeaders, rewriteHeaders, []string{explainHeader})
+var control = slices.Concat(client.ControlHeaders, rewriteHeaders, []string{edge.ExplainHeader})
 
 // destination is what sends a request where it was decided.
 func destination(c *choice) *extproc.CommonResponse {
@@ -115,5 +112,16 @@ func responseTrailers() *extproc.ProcessingResponse {
 func passOn(chunk []byte, last bool) *extproc.BodyResponse {
 	return &extproc.BodyResponse{Response: &extproc.CommonResponse{BodyMutation: &extproc.BodyMutation{
 		Mutation: &extproc.BodyMutation_StreamedResponse{StreamedResponse: &extproc.StreamedBodyResponse{Body: chunk, EndOfStream: last}},
+	}}}
+}
+
+// refusal answers in the engine's place.
+func refusal(r edge.Refusal) *extproc.ProcessingResponse {
+	h := &extproc.HeaderMutation{}
+	for _, one := range r.Headers() {
+		h.SetHeaders = append(h.SetHeaders, header(one[0], one[1]))
+	}
+	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{ImmediateResponse: &extproc.ImmediateResponse{
+		Status: &typepb.HttpStatus{Code: typepb.StatusCode(r.Status)}, Headers: h, Body: r.Body(), Details: "kvscout",
 	}}}
 }

@@ -16,14 +16,11 @@ import (
 	"github.com/kvscout/kvscout/protocol/client"
 	"github.com/kvscout/kvscout/protocol/completion"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
+	"github.com/kvscout/kvscout/scheduler/internal/edge"
 )
 
-const (
-	// maxBody bytes of a request can be picked for.
-	maxBody = 32 << 20
-	// MaxMessage has room for a whole body: data planes may send it as one.
-	MaxMessage = maxBody + 1<<20
-)
+// MaxMessage has room for a whole body: data planes may send it as one.
+const MaxMessage = edge.MaxBody + 1<<20
 
 // Modes in which a body comes.
 const (
@@ -46,7 +43,7 @@ var errProtocol = errors.New("protocol of the data plane")
 // of the answer, or by end. Only where the data plane does not show the answer it
 // is left to expire.
 type exchange struct {
-	bodies *budget
+	bodies *edge.Budget
 	// overrides: a data plane that shows no bodies can be told to show this one.
 	overrides bool
 
@@ -174,10 +171,10 @@ func (x *exchange) requestHeaders(m *extproc.ProcessingRequest, h *extproc.HttpH
 		return x.complete()
 	}
 	if e := x.headers["content-encoding"]; e != "" && !strings.EqualFold(e, "identity") {
-		return x.refuse(refusal{status: 415, text: fmt.Sprintf("a body with content-encoding %.20q cannot be read: send it as it is", e)}), nil
+		return x.refuse(edge.Encoded(e)), nil
 	}
-	if n, err := strconv.ParseInt(x.headers["content-length"], 10, 64); err == nil && n > maxBody {
-		return x.refuse(tooLong), nil
+	if n, err := strconv.ParseInt(x.headers["content-length"], 10, 64); err == nil && n > edge.MaxBody {
+		return x.refuse(edge.TooLong), nil
 	}
 	if x.request == buffered || x.request == partial {
 		answers = []*extproc.ProcessingResponse{requestHeaders(nil)}
@@ -212,10 +209,10 @@ func (x *exchange) requestBody(b *extproc.HttpBody) (step, error) {
 	case x.state != collecting:
 		// Envoy may send the last piece twice.
 		return step{}, nil
-	case x.size+len(b.GetBody()) > maxBody:
-		return x.refuse(tooLong), nil
+	case x.size+len(b.GetBody()) > edge.MaxBody:
+		return x.refuse(edge.TooLong), nil
 	case !x.hold(2 * len(b.GetBody())): // in pieces, and as a whole
-		return x.refuse(refusal{status: 429, reason: "rejected-saturated", text: "too many requests are being sent at a time", wait: time.Second}), nil
+		return x.refuse(edge.TooMany), nil
 	}
 	x.pieces++
 	x.asked.Take(b.GetBody())
@@ -243,7 +240,7 @@ func (x *exchange) requestTrailers() (step, error) {
 		return step{}, nil
 	}
 	if x.request != duplex && x.request != streamed {
-		return x.refuse(refusal{status: 400, text: "the request has trailers and no body"}), nil
+		return x.refuse(edge.Refusal{Status: 400, Text: "the request has trailers and no body"}), nil
 	}
 	return x.complete()
 }
@@ -265,7 +262,7 @@ func (x *exchange) complete() (step, error) {
 		}
 		if to := first(x.headers, rewriteHeaders...); to != "" && x.known && x.size > 0 {
 			if x.request != duplex || x.response != duplex {
-				return x.refuse(refusal{status: 400, text: fmt.Sprintf("%s needs FULL_DUPLEX_STREAMED bodies, both of the request and of the response", rewriteHeaders[0])}), nil
+				return x.refuse(edge.Refusal{Status: 400, Text: fmt.Sprintf("%s needs FULL_DUPLEX_STREAMED bodies, both of the request and of the response", rewriteHeaders[0])}), nil
 			}
 			// Whatever is decided is decided for that model: its blocks are others.
 			body = completion.With(body, completion.ForModel(to))
@@ -333,17 +330,17 @@ func (x *exchange) picked(c *choice, now time.Time) step {
 }
 
 // failed takes the news that there is no decision.
-func (x *exchange) failed(why refusal) step {
+func (x *exchange) failed(why edge.Refusal) step {
 	if x.state != asking {
 		return step{}
 	}
 	return x.refuse(why)
 }
 
-func (x *exchange) refuse(why refusal) step {
-	x.state, x.refusal = refused, why.status
+func (x *exchange) refuse(why edge.Refusal) step {
+	x.state, x.refusal = refused, why.Status
 	x.release()
-	return step{answers: []*extproc.ProcessingResponse{why.answer()}}
+	return step{answers: []*extproc.ProcessingResponse{refusal(why)}}
 }
 
 func (x *exchange) responseHeaders(m *extproc.ProcessingRequest, h *extproc.HttpHeaders) (step, error) {
@@ -392,10 +389,10 @@ func (x *exchange) told() map[string]string {
 	switch {
 	case x.decision == "":
 		return nil
-	case x.headers[explainHeader] == "":
-		return map[string]string{decisionHeader: x.decision}
+	case x.headers[edge.ExplainHeader] == "":
+		return map[string]string{edge.DecisionHeader: x.decision}
 	}
-	return map[string]string{decisionHeader: x.decision, cachedHeader: strconv.FormatUint(uint64(x.cached), 10)}
+	return map[string]string{edge.DecisionHeader: x.decision, edge.CachedHeader: strconv.FormatUint(uint64(x.cached), 10)}
 }
 
 func (x *exchange) responseBody(b *extproc.HttpBody, now time.Time) (step, error) {
@@ -490,7 +487,7 @@ func (x *exchange) end() step {
 
 // hold takes memory for the body out of the budget.
 func (x *exchange) hold(n int) bool {
-	if !x.bodies.take(int64(n)) {
+	if !x.bodies.Take(int64(n)) {
 		return false
 	}
 	x.held += int64(n)
@@ -499,7 +496,7 @@ func (x *exchange) hold(n int) bool {
 
 // release forgets the body.
 func (x *exchange) release() {
-	x.bodies.give(x.held)
+	x.bodies.Give(x.held)
 	x.held, x.chunks = 0, nil
 }
 

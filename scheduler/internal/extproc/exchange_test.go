@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
+	"github.com/kvscout/kvscout/scheduler/internal/edge"
 )
 
 const prompt = `{"model":"m","prompt":"x"}`
@@ -94,7 +95,7 @@ type script struct {
 }
 
 func newScript() *script {
-	return &script{exchange: &exchange{bodies: &budget{}}, now: time.Unix(1_800_000_000, 0)}
+	return &script{exchange: &exchange{bodies: &edge.Budget{}}, now: time.Unix(1_800_000_000, 0)}
 }
 
 func (s *script) note(next step, err error) {
@@ -188,7 +189,7 @@ func (s *script) play(events ...any) {
 			s.note(s.receive(e, s.now))
 		case *choice:
 			s.note(s.picked(e, s.now), nil)
-		case refusal:
+		case edge.Refusal:
 			s.note(s.failed(e), nil)
 		case string:
 			s.note(s.end(), nil)
@@ -295,7 +296,7 @@ func TestExchanges(t *testing.T) {
 			[]string{"refuse 413"},
 		},
 		"too long": {
-			[]any{requested(duplex, false), sent(strings.Repeat("x", maxBody), false), sent("x", false), sent("x", true), "end"},
+			[]any{requested(duplex, false), sent(strings.Repeat("x", edge.MaxBody), false), sent("x", false), sent("x", true), "end"},
 			[]string{"refuse 413"},
 		},
 		"compressed": {
@@ -303,7 +304,7 @@ func TestExchanges(t *testing.T) {
 			[]string{"refuse 415"},
 		},
 		"refused": {
-			[]any{requested(duplex, false), sent(prompt, true), nobody, "end"},
+			[]any{requested(duplex, false), sent(prompt, true), edge.Nobody, "end"},
 			[]string{ask, "refuse 503 x-llm-d-request-dropped-reason=rejected-no-endpoints retry-after=1"},
 		},
 		"client gone while it waits": {
@@ -395,7 +396,7 @@ func TestExchanges(t *testing.T) {
 				t.Error(d)
 			}
 			s.end()
-			if held := s.bodies.held.Load(); held != 0 {
+			if held := s.bodies.Held(); held != 0 {
 				t.Errorf("%d bytes are held", held)
 			}
 		})
@@ -479,24 +480,24 @@ func TestBodiesArePassedOnWhole(t *testing.T) {
 }
 
 func TestBodiesAreBoundedTogether(t *testing.T) {
-	shared := &budget{}
+	shared := &edge.Budget{}
 	var open []*exchange
 	for refused := false; !refused; {
 		s := newScript()
 		s.bodies = shared
-		s.play(requested(duplex, false), sent(strings.Repeat("x", maxBody), false))
+		s.play(requested(duplex, false), sent(strings.Repeat("x", edge.MaxBody), false))
 		refused = len(s.said) == 1 && strings.HasPrefix(s.said[0], "refuse 429")
 		if open = append(open, s.exchange); len(open) > 100 {
 			t.Fatal("nobody is refused")
 		}
 	}
-	if held := shared.held.Load(); held > maxBodies {
+	if held := shared.Held(); held > edge.MaxBodies {
 		t.Errorf("%d bytes are held", held)
 	}
 	for _, x := range open {
 		x.end()
 	}
-	if held := shared.held.Load(); held != 0 {
+	if held := shared.Held(); held != 0 {
 		t.Errorf("%d bytes are held at the end", held)
 	}
 }
@@ -579,7 +580,7 @@ func FuzzExchange(f *testing.F) {
 			case 13:
 				if asked {
 					asked = false
-					next = s.failed(nobody)
+					next = s.failed(edge.Nobody)
 				}
 			}
 			if err != nil && !errors.Is(err, errProtocol) {
@@ -618,7 +619,7 @@ func FuzzExchange(f *testing.F) {
 		if closed > picks || closed < picks && !hidden {
 			t.Errorf("%d decisions, %d closed", picks, closed)
 		}
-		if held := s.bodies.held.Load(); held != 0 {
+		if held := s.bodies.Held(); held != 0 {
 			t.Errorf("%d bytes are held", held)
 		}
 	})

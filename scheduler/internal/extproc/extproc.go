@@ -29,6 +29,7 @@ import (
 
 	"github.com/kvscout/kvscout/protocol/client"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
+	"github.com/kvscout/kvscout/scheduler/internal/edge"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 )
 
@@ -65,11 +66,14 @@ type Options struct {
 	ModeOverride bool
 }
 
+// nobodyIn is a subset without members.
+var nobodyIn = edge.Refusal{Status: 503, Reason: edge.NoEndpoints, Text: "no member is among the endpoints that the gateway allows", Wait: time.Second}
+
 // Server implements Envoy's service.
 type Server struct {
 	extproc.UnimplementedExternalProcessorServer
 	cfg    Config
-	bodies budget
+	bodies edge.Budget
 	open   atomic.Int64
 	counts [outcomes]atomic.Uint64
 }
@@ -109,7 +113,7 @@ type Stats struct {
 
 // Stats returns the counts.
 func (s *Server) Stats() Stats {
-	st := Stats{Open: s.open.Load(), Bytes: s.bodies.held.Load()}
+	st := Stats{Open: s.open.Load(), Bytes: s.bodies.Held()}
 	for o := range outcomes {
 		st.Ended[o] = s.counts[o].Load()
 	}
@@ -134,7 +138,7 @@ type stream struct {
 func (s *Server) Process(wire extproc.ExternalProcessor_ProcessServer) error {
 	defer s.open.Add(-1)
 	if s.open.Add(1) > maxExchanges {
-		return wire.Send(refusal{status: 429, reason: "rejected-saturated", text: "too many requests are under way", wait: time.Second}.answer())
+		return wire.Send(refusal(edge.TooManyOpen))
 	}
 	st := &stream{Server: s, wire: wire, exchange: exchange{bodies: &s.bodies, overrides: s.cfg.ModeOverride}}
 	st.ctx, st.cancel = context.WithCancel(wire.Context())
@@ -214,13 +218,10 @@ func (st *stream) ask(a *ask) {
 	c, err := st.decide(st.ctx, a)
 	// Where sending fails the stream is over, and receive hears so.
 	_ = st.step(func(x *exchange) (step, error) {
-		switch why := (refusal{}); {
-		case err == nil:
+		if err == nil {
 			return x.picked(c, time.Now()), nil
-		case errors.As(err, &why):
-			return x.failed(why), nil
 		}
-		return x.failed(refusalOf(err)), nil
+		return x.failed(edge.Of(err)), nil
 	})
 }
 
@@ -274,7 +275,7 @@ func (s *Server) decide(ctx context.Context, a *ask) (*choice, error) {
 // anywhere is for requests that name no model, such as those that list the
 // models: any member that is there will do, of the first model that has one.
 func (s *Server) anywhere(ctx context.Context, view *fleet.View, a *ask) (*choice, error) {
-	var err error = nobody
+	var err error = edge.Nobody
 	var models []string
 	for _, m := range view.Members {
 		if len(m.Info.Models) == 0 || slices.Contains(models, m.Info.Models[0]) {
@@ -315,7 +316,7 @@ func (s *Server) choose(ctx context.Context, view *fleet.View, decision string, 
 	}
 	first := candidates[0].GetMember()
 	if first.GetAddress() == "" || best.GetMember().GetAddress() == "" {
-		return nil, errors.Join(nobody, s.withdraw(ctx, decision))
+		return nil, errors.Join(edge.Nobody, s.withdraw(ctx, decision))
 	}
 	sharing := 0
 	for _, m := range view.Members {

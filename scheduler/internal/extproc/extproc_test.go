@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
+	"github.com/kvscout/kvscout/scheduler/internal/edge"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 )
 
@@ -37,7 +38,7 @@ func TestChoices(t *testing.T) {
 		}})
 		got, err := s.choose(t.Context(), s.cfg.Fleet.View(), "d1", c.ranking)
 		if c.endpoints == nil {
-			if why := (refusal{}); !errors.As(err, &why) || why.status != 503 || !cmp.Equal(withdrawn, []string{"d1 OUTCOME_CANCELLED"}) {
+			if why := (edge.Refusal{}); !errors.As(err, &why) || why.Status != 503 || !cmp.Equal(withdrawn, []string{"d1 OUTCOME_CANCELLED"}) {
 				t.Errorf("%s: %v %v, withdrawn %v", name, got, err, withdrawn)
 			}
 			continue

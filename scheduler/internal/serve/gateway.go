@@ -13,6 +13,7 @@ import (
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler/internal/extproc"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
+	"github.com/kvscout/kvscout/scheduler/internal/gateway"
 )
 
 const (
@@ -24,8 +25,8 @@ const (
 	noticeWait = 3 * time.Second
 )
 
-// Gateway is what gateways ask, on the same steps as the API.
-func (c *Config) Gateway(fleet *fleet.Fleet, options extproc.Options, log *slog.Logger) *extproc.Server {
+// Picker is what gateways ask, on the same steps as the API.
+func (c *Config) Picker(fleet *fleet.Fleet, options extproc.Options, log *slog.Logger) *extproc.Server {
 	return extproc.New(extproc.Config{
 		Pick:    within(c, api.Scheduler_Pick_FullMethodName, c.Service.Pick),
 		Score:   within(c, api.Scheduler_Score_FullMethodName, c.Service.Score),
@@ -34,6 +35,32 @@ func (c *Config) Gateway(fleet *fleet.Fleet, options extproc.Options, log *slog.
 		Options: options,
 		Log:     log,
 	})
+}
+
+// OpenAI is the gateway for those who have none, on the same steps as the API.
+func (c *Config) OpenAI(fleet *fleet.Fleet, ready func() bool, options extproc.Options, log *slog.Logger) (*gateway.Gateway, error) {
+	return gateway.New(gateway.Config{
+		Scheduler: &here{
+			pick:   within(c, api.Scheduler_Pick_FullMethodName, c.Service.Pick),
+			report: within(c, api.Scheduler_Report_FullMethodName, c.Service.Report),
+		},
+		Fleet: fleet, Ready: ready, Objectives: options.Objectives, Priority: options.Priority, Log: log,
+	})
+}
+
+// here is the API in this process, as far as the client library calls it.
+type here struct {
+	api.SchedulerClient
+	pick   func(context.Context, *api.PickRequest) (*api.PickResponse, error)
+	report func(context.Context, *api.ReportRequest) (*api.ReportResponse, error)
+}
+
+func (h *here) Pick(ctx context.Context, r *api.PickRequest, _ ...grpc.CallOption) (*api.PickResponse, error) {
+	return h.pick(ctx, r)
+}
+
+func (h *here) Report(ctx context.Context, r *api.ReportRequest, _ ...grpc.CallOption) (*api.ReportResponse, error) {
+	return h.report(ctx, r)
 }
 
 // within makes a call of the API one of this process: limits, deadlines, errors,

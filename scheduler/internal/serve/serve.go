@@ -24,6 +24,7 @@ import (
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/telemetry"
 	"github.com/kvscout/kvscout/scheduler/internal/extproc"
+	"github.com/kvscout/kvscout/scheduler/internal/gateway"
 	"github.com/kvscout/kvscout/scheduler/internal/observe"
 	"github.com/kvscout/kvscout/scheduler/internal/rpc"
 )
@@ -40,12 +41,14 @@ type Config struct {
 	GRPCAddress, AdminAddress string
 	HTTPAddress               string        // of the API as HTTP/JSON; empty: it is not served so
 	ExtProcAddress            string        // of gateways; empty: they are not served
+	GatewayAddress            string        // of clients of engines; empty: they are not served
 	TLS                       *tls.Config   // of the API; nil: plain
 	ExtProcTLS                *tls.Config   // of gateways; nil: plain
 	Age                       time.Duration // of connections; 0: connectionAge
 	Refused                   *atomic.Uint64
 	Service                   *rpc.Service
 	ExtProc                   *extproc.Server
+	Gateway                   *gateway.Gateway
 	People                    http.Handler
 	Observer                  *observe.Observer
 	Telemetry                 *telemetry.Telemetry
@@ -55,7 +58,7 @@ type Config struct {
 }
 
 // Addrs are the addresses that are really bound; empty ones are not served.
-type Addrs struct{ GRPC, HTTP, ExtProc, Admin string }
+type Addrs struct{ GRPC, HTTP, ExtProc, Gateway, Admin string }
 
 // Server of callers and people.
 type Server struct {
@@ -63,6 +66,7 @@ type Server struct {
 	health *health.Server
 	calls  []served // of callers, and of gateways
 	web    *web
+	openai *openai
 	pages  net.Listener
 	admin  *http.Server
 }
@@ -95,6 +99,9 @@ func Listen(cfg Config) (_ *Server, err error) {
 	if s.web, err = s.newWeb(); err != nil {
 		return nil, err
 	}
+	if s.openai, err = s.newOpenAI(); err != nil {
+		return nil, err
+	}
 	return s, nil
 }
 
@@ -110,7 +117,7 @@ func (s *Server) listen(what, address string, server *grpc.Server) error {
 
 // Addrs that are bound.
 func (s *Server) Addrs() Addrs {
-	a := Addrs{GRPC: s.calls[0].Addr().String(), HTTP: s.web.address(), Admin: s.pages.Addr().String()}
+	a := Addrs{GRPC: s.calls[0].Addr().String(), HTTP: s.web.address(), Gateway: s.openai.address(), Admin: s.pages.Addr().String()}
 	if len(s.calls) > 1 {
 		a.ExtProc = s.calls[1].Addr().String()
 	}
@@ -148,6 +155,7 @@ func (s *Server) Run(ctx context.Context) error {
 		})
 	}
 	g.Go(s.web.serve)
+	g.Go(s.openai.serve)
 	g.Go(func() error {
 		if err := s.admin.Serve(s.pages); !errors.Is(err, http.ErrServerClosed) {
 			return err
@@ -175,12 +183,13 @@ func (s *Server) stop() {
 			c.Stop()
 		}
 	})
-	if s.cfg.ExtProcAddress != "" {
+	if s.cfg.ExtProcAddress != "" || s.cfg.GatewayAddress != "" {
 		time.Sleep(min(noticeWait, within/2)) // gateways see that they are to ask others
 	}
 	s.cfg.Service.Close()
 	var graceful sync.WaitGroup
 	graceful.Go(func() { s.web.stop(ctx) })
+	graceful.Go(func() { s.openai.stop(ctx) })
 	for _, c := range s.calls {
 		graceful.Go(c.GracefulStop)
 	}
@@ -202,5 +211,8 @@ func (s *Server) Close() {
 	}
 	if s.web != nil {
 		s.web.close()
+	}
+	if s.openai != nil {
+		s.openai.close()
 	}
 }

@@ -66,7 +66,7 @@ func TestImages(t *testing.T) {
 // TestProgramsAnswerAndEndWell runs both programs as an operator's scripts do.
 func TestProgramsAnswerAndEndWell(t *testing.T) {
 	t.Parallel()
-	bin := programs(t, "./agent/cmd/kvscout-agent", "./scheduler/cmd/kvscout-scheduler")
+	bin := programs(t, "./agent/cmd/kvscout-agent", "./scheduler/cmd/kvscout-scheduler", "./scheduler/cmd/kvscout")
 	// A collector that takes connections and says nothing.
 	mute, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -75,7 +75,14 @@ func TestProgramsAnswerAndEndWell(t *testing.T) {
 	defer mute.Close()
 	git, err := os.Stat("../.git")
 	stamped := err == nil && git.IsDir() // the compiler looks no further
-	version := regexp.MustCompile(`^kvscout-\w+ (v\d\S+|\(devel\)) \(commit ([0-9a-f]{40}\+?|unknown), (\d{4}-\d\d-\d\dT\S+Z|unknown), go1\.\S+\)\n$`)
+	version := regexp.MustCompile(`^kvscout(?:-\w+)? (v\d\S+|\(devel\)) \(commit ([0-9a-f]{40}\+?|unknown), (\d{4}-\d\d-\d\dT\S+Z|unknown), go1\.\S+\)\n$`)
+	if out, err := exec.Command(filepath.Join(bin, "kvscout"), "-version").Output(); err != nil || !version.Match(out) {
+		t.Errorf("-version says %q, %v", out, err)
+	}
+	doctor := exec.Command(filepath.Join(bin, "kvscout"), "doctor", "-scheduler", "127.0.0.1:1")
+	if out, err := doctor.Output(); doctor.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), "MEND  scheduler: nobody listens at 127.0.0.1:1") {
+		t.Errorf("without a scheduler doctor says %q, %v", out, err)
+	}
 	for name, args := range map[string][]string{
 		"kvscout-agent":     {"-nats-url", "nats://127.0.0.1:1", "-engine", "http://127.0.0.1:1", "-admin-address", "127.0.0.1:0"},
 		"kvscout-scheduler": {"-grpc-address", "127.0.0.1:0", "-admin-address", "127.0.0.1:0", "-nats-address", "127.0.0.1:0"},

@@ -64,7 +64,7 @@ func (p *play) disowned(id string, within time.Duration, engine *engine, events 
 	p.t.Helper()
 	watch := newStopwatch()
 	began := time.Now()
-	if err := p.Until(p.t.Context(), max(within, patience), id, "be disowned", func(m *api.MemberState) bool {
+	if err := p.Until(p.t.Context(), crowded(within), id, "be disowned", func(m *api.MemberState) bool {
 		return m.GetCacheState().GetTrust() == api.Trust_TRUST_UNKNOWN
 	}); err != nil {
 		p.t.Fatal(err)

@@ -62,7 +62,8 @@ func accepts(given map[string]string) error {
 	known := declare(&cfg, &mode)
 	env := make(map[string]string)
 	for name, value := range given {
-		if known.Lookup(name) == nil {
+		// A file of -config would be one of this machine.
+		if known.Lookup(name) == nil && name != "log-level" && name != "log-format" {
 			return fmt.Errorf("there is no setting %.80q of kvscout-agent", name)
 		}
 		env[settings.Variable(name)] = value

@@ -48,8 +48,9 @@ type invocation struct {
 	conditional bool
 }
 
-// maxValue bounds what a variable may grow to by those that it names, in bytes.
-const maxValue = 64 << 10
+// maxExpanded bounds what all references to variables together put into the
+// words of a container, in bytes: a pod could name large ones often.
+const maxExpanded = 1 << 20
 
 // variables of a container, as the kubelet hands them to its process.
 type variables struct {
@@ -58,6 +59,8 @@ type variables struct {
 	known []bool
 	// more: the container gets others, too, whose names are not in the pod.
 	more bool
+	// expanded is how much references have put into words.
+	expanded int
 }
 
 // newVariables reads them in their order: each may name those before it.
@@ -68,12 +71,18 @@ func newVariables(c Container) *variables {
 		if known {
 			text, known = expandReferences(e.Value, v)
 		}
-		if len(text) > maxValue {
-			text, known = "", false
-		}
 		v.list, v.texts, v.known = append(v.list, e), append(v.texts, text), append(v.known, known)
 	}
 	return v
+}
+
+// reference is the text of a variable that is put into a word.
+func (v *variables) reference(name string) (text string, known bool) {
+	_, text, known = v.lookup(name)
+	if v.expanded += len(text); v.expanded > maxExpanded {
+		return "", false
+	}
+	return text, known
 }
 
 // lookup finds a variable; nil: the pod has none of that name. What has no text
@@ -110,7 +119,7 @@ func expandReferences(text string, env *variables) (result string, known bool) {
 			b.WriteByte(text[i])
 			continue
 		}
-		_, value, ok := env.lookup(name[1:])
+		value, ok := env.reference(name[1:])
 		if !ok {
 			known = false
 			value = text[i : i+len(name)+2]
@@ -292,14 +301,35 @@ func (r *reader) variable(name string) (text string, ok bool) {
 		return "", false
 	}
 	if text, ok := r.set[name]; ok {
-		return text, true
+		r.env.expanded += len(text)
+		return text, r.env.expanded <= maxExpanded
 	}
-	_, text, ok = r.env.lookup(name)
-	return text, ok
+	return r.env.reference(name)
+}
+
+// plain tells whether a word is made of texts, variables and sums. What changes
+// the text of a variable, like ${A//b/c}, is not followed: it could make any
+// amount of it.
+func plain(w *syntax.Word) bool {
+	is := true
+	syntax.Walk(w, func(node syntax.Node) bool {
+		switch n := node.(type) {
+		case *syntax.ParamExp:
+			defaults := n.Exp == nil || n.Exp.Op == syntax.DefaultUnset || n.Exp.Op == syntax.DefaultUnsetOrNull
+			is = is && defaults && n.Repl == nil && n.Slice == nil && n.Index == nil && !n.Excl && !n.Length && n.Names == 0
+		case *syntax.ProcSubst, *syntax.ExtGlob:
+			is = false
+		}
+		return is
+	})
+	return is
 }
 
 // evaluate gives the text of a word.
 func (r *reader) evaluate(w *syntax.Word) (string, error) {
+	if !plain(w) {
+		return "", errUnknown
+	}
 	hidden := false
 	config := &expand.Config{
 		NoUnset: true,
@@ -308,13 +338,12 @@ func (r *reader) evaluate(w *syntax.Word) (string, error) {
 			v, _, _ := r.env.lookup(name)
 			// A default, ${NAME:-text}, is taken for a variable that nobody sets, and
 			// not for one whose value is elsewhere.
-			hidden = hidden || !ok && (r.unsure[name] || v != nil || r.env.more || !identifier.MatchString(name))
+			hidden = hidden || !ok && (r.unsure[name] || v != nil || r.env.more || r.env.expanded > maxExpanded || !identifier.MatchString(name))
 			return text
 		}),
 		// Before the shell sees $(NAME) the kubelet has put a variable there.
 		CmdSubst: func(out io.Writer, s *syntax.CmdSubst) error {
-			v := reference(s)
-			_, text, known := r.env.lookup(v)
+			text, known := r.env.reference(reference(s))
 			if !known {
 				return errUnknown
 			}

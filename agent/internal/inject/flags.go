@@ -36,7 +36,7 @@ func parseFlags(args []word) flags {
 		dashes := len(w.text) - len(strings.TrimLeft(w.text, "-"))
 		if dashes == 0 || dashes > 2 {
 			if !w.known && i > 0 { // a hidden model is the first
-				f.hidden = append(f.hidden, w.text)
+				f.hidden = append(f.hidden, shorten(w.text, 80))
 			}
 			continue
 		}

@@ -37,8 +37,14 @@ const (
 	agentName = "kvscout-agent"
 	// adminPort of the first agent.
 	adminPort = 9478
-	// maxAgents in a pod.
-	maxAgents = 16
+	// maxAgents in a pod: names of their ports have one digit.
+	maxAgents = 10
+	// maxWarning and maxStatus bound a sentence and all of them, in bytes: what
+	// stands in a pod must not make it one that the API server refuses.
+	maxWarning, maxStatus = 400, 4 << 10
+	// mirrorAnnotation is on pods that stand for those that a node runs by itself:
+	// they must stay as they are.
+	mirrorAnnotation = "kubernetes.io/config.mirror"
 )
 
 // Decision about a pod.
@@ -77,7 +83,8 @@ func Decide(pod Pod, workload string, s Settings) Decision {
 	if own := pod.Metadata.workload(); own != "" {
 		d.workload = own
 	}
-	if pod.Metadata.Labels[Label] == "disabled" {
+	_, mirror := pod.Metadata.Annotations[mirrorAnnotation]
+	if pod.Metadata.Labels[Label] == "disabled" || mirror || pod.Spec.OS.Name == "windows" {
 		return Decision{}
 	}
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
@@ -115,7 +122,7 @@ type decision struct {
 }
 
 func (d *decision) warn(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
+	text := shorten(fmt.Sprintf(format, args...), maxWarning)
 	if !slices.Contains(d.Warnings, text) {
 		d.Warnings = append(d.Warnings, text)
 	}
@@ -268,7 +275,7 @@ func (d *decision) add(e engine, i, of int) {
 	if e.invocation != nil && e.conditional {
 		say("vLLM is started under a condition: where it is not, the agent announces nothing")
 	}
-	url, err := d.url(e, f, say)
+	url, port, err := d.url(e, f, say)
 	if err != nil {
 		say("left alone: %v", err)
 		return
@@ -284,7 +291,15 @@ func (d *decision) add(e engine, i, of int) {
 		}
 	}
 	d.advise(f, say)
-	a := newSidecar(e, i, of, d.ports.free(adminPort), d.settings)
+	admin := adminPort
+	if d.pod.Spec.HostNetwork && port != 0 {
+		// Agents on one node must not meet at a port, as their engines do not.
+		admin = port + adminPort - 8000
+		if admin >= 1<<16 {
+			admin -= 1 << 15
+		}
+	}
+	a := newSidecar(e, i, of, d.ports.free(admin), d.settings)
 	a.set("engine", url)
 	a.setVariable("engine-api-key", apiKey(e, f, say))
 	a.set("events", seen.endpoint)
@@ -327,22 +342,22 @@ func (d *decision) annotated() (names []string) {
 	return names
 }
 
-// url of the engine's HTTP server, as the agent reaches it.
-func (d *decision) url(e engine, f flags, say func(string, ...any)) (string, error) {
+// url of the engine's HTTP server, as the agent reaches it, and its port.
+func (d *decision) url(e engine, f flags, say func(string, ...any)) (url string, port int, err error) {
 	if _, told := d.pod.Metadata.Annotations[agentSetting+"engine"]; told {
-		return "", nil
+		return "", 0, nil
 	}
 	port, ok := f.number("port", 8000)
 	if !f.has("port") && len(f.hidden) > 0 || !ok {
 		// One that is declared is likely the one that is served.
 		if len(e.Ports) != 1 {
-			return "", fmt.Errorf("its port cannot be read: say %sengine: \"http://127.0.0.1:PORT\"", agentSetting)
+			return "", 0, fmt.Errorf("its port cannot be read: say %sengine: \"http://127.0.0.1:PORT\"", agentSetting)
 		}
 		port = e.Ports[0].Number
 		say("its port cannot be read: %d is taken, the one that the container declares", port)
 	}
 	if port < 1 || port > 65535 {
-		return "", fmt.Errorf("--port is %d", port)
+		return "", 0, fmt.Errorf("--port is %d", port)
 	}
 	host := "127.0.0.1"
 	if v, given := f.values["host"]; given {
@@ -364,7 +379,7 @@ func (d *decision) url(e engine, f flags, say func(string, ...any)) (string, err
 		scheme = "https"
 		say("the engine speaks TLS: its certificate must be valid for %s, or say another address by %sengine", host, agentSetting)
 	}
-	return scheme + "://" + host + ":" + strconv.Itoa(port), nil
+	return scheme + "://" + host + ":" + strconv.Itoa(port), port, nil
 }
 
 // podIP tells whether a variable is the pod's IP address.
@@ -485,7 +500,15 @@ func (d *decision) finish() {
 
 // status is what the annotation says.
 func (d *decision) status() string {
-	return strings.Join(append([]string{"agent beside " + strings.Join(d.Engines, ", ")}, d.Warnings...), "; ")
+	return shorten(strings.Join(append([]string{"agent beside " + strings.Join(d.Engines, ", ")}, d.Warnings...), "; "), maxStatus)
+}
+
+// shorten a text to so many bytes.
+func shorten(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most-3], "") + "..."
 }
 
 // pointer writes a key as part of a JSON pointer.

@@ -3,6 +3,8 @@ package inject
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -230,21 +232,81 @@ func TestWhatAgentsAreNotFor(t *testing.T) {
 	}
 }
 
-// TestVariablesDoNotGrowWithoutBound: sixty variables, each twice the one before.
-func TestVariablesDoNotGrowWithoutBound(t *testing.T) {
-	list := []string{`{"name":"V0","value":"xxxxxxxx"}`}
+// TestPodsCannotMakeTheReaderGrow: variables that double, that are named often, and
+// what a shell would make of few letters.
+func TestPodsCannotMakeTheReaderGrow(t *testing.T) {
+	name := func(n int) string { return "V" + strings.Repeat("x", n) }
+	list := []string{`{"name":"V","value":"xxxxxxxx"}`, `{"name":"LONG","value":"` + strings.Repeat("x", 100<<10) + `"}`}
 	for i := 1; i < 60; i++ {
-		v := func(n int) string { return "V" + strings.Repeat("x", n) }
-		if i == 1 {
-			list = []string{`{"name":"V","value":"xxxxxxxx"}`}
+		list = append(list, `{"name":"`+name(i)+`","value":"$(`+name(i-1)+`)$(`+name(i-1)+`)"}`)
+	}
+	env := `,"env":[` + strings.Join(list, ",") + `]`
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for _, text := range []string{
+		"$" + name(59), "$(" + name(59) + ")", strings.Repeat("$LONG", 40000), strings.Repeat("$(LONG)", 30000), strings.Repeat("$LONG ", 40000),
+		"${LONG//x/" + strings.Repeat("y", 100<<10) + "}", "${LONG^^}", "${!V*}", "{1..1000000000}", strings.Repeat("{1..9}", 100), "<(ls)", "@(a|b)", "~root", "$((9**9**9))", "$((a=b, b=a, a))",
+	} {
+		if d, got := decideOn(t, shell(t, "vllm serve m --port "+text, env), ""); got != nil {
+			t.Errorf("%.40s: %v", text, got)
+		} else if len(strings.Join(d.Warnings, "")) > 4<<10 {
+			t.Errorf("%.40s: %d bytes of warnings", text, len(strings.Join(d.Warnings, "")))
 		}
-		list = append(list, `{"name":"`+v(i)+`","value":"$(`+v(i-1)+`)$(`+v(i-1)+`)"}`)
 	}
-	_, env := decideOn(t, shell(t, `vllm serve m --port $V`+strings.Repeat("x", 59), `,"env":[`+strings.Join(list, ",")+`]`), "")
-	if env != nil {
-		t.Errorf("%v", env)
+	decideOn(t, `{"name":"main","image":"vllm/vllm-openai","args":["m","--port","1","`+strings.Repeat("$(LONG)", 30000)+`"`+strings.Repeat(`,"$(LONG)"`, 10000)+`]`+env+`}`, "")
+	runtime.ReadMemStats(&after)
+	if grown := after.TotalAlloc - before.TotalAlloc; grown > 1<<30 {
+		t.Errorf("%d MiB were allocated", grown>>20)
 	}
-	decideOn(t, shell(t, `vllm serve m --port {1..1000000000} {a,b}{a,b}{1..999999}{1..999999}`, ""), "")
+}
+
+// TestStatusStaysSmall: an API server refuses pods whose annotations are large.
+func TestStatusStaysSmall(t *testing.T) {
+	var hidden []string
+	for i := range 3000 {
+		hidden = append(hidden, fmt.Sprintf(`"$(HIDDEN_%d_%s)"`, i, strings.Repeat("x", 100)))
+	}
+	d, env := decideOn(t, `{"name":"main","image":"vllm/vllm-openai","args":["m",`+strings.Join(hidden, ",")+`],"ports":[{"containerPort":8000}]}`, "")
+	if env == nil {
+		t.Fatal(d.Warnings)
+	}
+	for _, c := range d.Changes {
+		if strings.HasSuffix(c.Path, "status") && len(c.Value.(string)) > maxStatus {
+			t.Errorf("%d bytes", len(c.Value.(string)))
+		}
+	}
+}
+
+// TestPodsThatMustStay: what a node runs by itself, and what is not of Linux.
+func TestPodsThatMustStay(t *testing.T) {
+	for _, text := range []string{
+		`{"metadata":{"annotations":{"kubernetes.io/config.mirror":"x"}},"spec":{"containers":[{"name":"a","command":["vllm","serve","m"]}]}}`,
+		`{"spec":{"os":{"name":"windows"},"containers":[{"name":"a","command":["vllm","serve","m"]}]}}`,
+		`{"metadata":{"labels":{"kvscout.io/inject":"disabled"}},"spec":{"containers":[{"name":"a","command":["vllm","serve","m"]}]}}`,
+	} {
+		var pod Pod
+		if err := json.Unmarshal([]byte(text), &pod); err != nil {
+			t.Fatal(err)
+		}
+		if d := Decide(pod, "", settings()); len(d.Changes) > 0 {
+			t.Errorf("%s: %v", text, d.Changes)
+		}
+	}
+}
+
+// TestAgentsOnOneNodeDoNotMeet: where pods share their node's network, each
+// agent's port follows its engine's.
+func TestAgentsOnOneNodeDoNotMeet(t *testing.T) {
+	for port, want := range map[string]string{"8000": "9478", "8001": "9479", "65000": "33710", "80": "1558"} {
+		var pod Pod
+		text := `{"spec":{"hostNetwork":true,"containers":[{"name":"a","command":["vllm","serve","m","--port","` + port + `"]}]}}`
+		if err := json.Unmarshal([]byte(text), &pod); err != nil {
+			t.Fatal(err)
+		}
+		if got := env(t, Decide(pod, "", settings()))["admin-address"]; got != "0.0.0.0:"+want {
+			t.Errorf("engine at %s: agent at %s", port, got)
+		}
+	}
 }
 
 func TestPodsAreNamedByTheirOwners(t *testing.T) {

@@ -36,6 +36,9 @@ type Spec struct {
 		Name string `json:"name"`
 	} `json:"volumes"`
 	HostNetwork bool `json:"hostNetwork"`
+	OS          struct {
+		Name string `json:"name"`
+	} `json:"os"`
 }
 
 // Container of a pod.

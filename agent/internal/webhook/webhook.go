@@ -192,7 +192,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		s.leftAlone.Add(1)
 	}
 	if len(what.Engines) > 0 || len(what.Warnings) > 0 {
-		s.cfg.Log.Info("pod", "namespace", what.namespace, "name", what.name, "engines", what.Engines, "warnings", what.Warnings)
+		s.cfg.Log.Info("pod created", "pod", what.namespace+"/"+what.name, "engines", what.Engines, "warnings", what.Warnings)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(text)

@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -22,6 +23,7 @@ type script struct {
 }
 
 func scripted(size int, list ...arrival.Request) *script {
+	list = slices.Clone(list)
 	for i := range list {
 		list[i].ID = i
 	}

@@ -104,25 +104,28 @@ func TestSLOKeepsItsTargetWhereLeastRequestsFails(t *testing.T) {
 		name  string
 		keeps bool
 	}{{"least-requests", false}, {"slo", true}, {"slo-pack-load", true}, {"slo-least-load", true}} {
-		mean := 0.0
-		for seed := range uint64(seeds) {
-			c := fleetOf(5, 64, mix(seed, 10*time.Minute, traffic{"chat", 6, 300, 200}, traffic{"code", 2.4, 2000, 64}))
-			c.Engines = []Profile{smallCard, largeCard, largeCard, largeCard, largeCard}
-			c.Seed, c.ReportOutputs = seed, true
-			c.Policy = p.name
-			if p.keeps {
-				c.Measured, c.Queue = measured, admission.Rules{Length: 1000}
+		t.Run(p.name, func(t *testing.T) {
+			t.Parallel()
+			mean := 0.0
+			for seed := range uint64(seeds) {
+				c := fleetOf(5, 64, mix(seed, 10*time.Minute, traffic{"chat", 6, 300, 200}, traffic{"code", 2.4, 2000, 64}))
+				c.Engines = []Profile{smallCard, largeCard, largeCard, largeCard, largeCard}
+				c.Seed, c.ReportOutputs = seed, true
+				c.Policy = p.name
+				if p.keeps {
+					c.Measured, c.Queue = measured, admission.Rules{Length: 1000}
+				}
+				r := mustRun(t, c)
+				t.Logf("seed %d: P99 %.1f ms a token, waited %.3f s", seed, r.PerTokenP99, r.Queued)
+				if r.Rejects != 0 {
+					t.Errorf("seed %d: %d rejected", seed, r.Rejects)
+				}
+				mean += r.PerTokenP99 / seeds
 			}
-			r := mustRun(t, c)
-			t.Logf("seed %d, %s: P99 %.1f ms a token, waited %.3f s", seed, p.name, r.PerTokenP99, r.Queued)
-			if r.Rejects != 0 {
-				t.Errorf("seed %d, %s: %d rejected", seed, p.name, r.Rejects)
+			if (mean <= target) != p.keeps {
+				t.Errorf("P99 %.1f ms a token in the mean of the seeds, target %v", mean, target)
 			}
-			mean += r.PerTokenP99 / seeds
-		}
-		if (mean <= target) != p.keeps {
-			t.Errorf("%s: P99 %.1f ms a token in the mean of the seeds, target %v", p.name, mean, target)
-		}
+		})
 	}
 }
 

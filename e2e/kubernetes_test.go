@@ -249,6 +249,9 @@ func TestKustomizeBaseFitsTogether(t *testing.T) {
 				}
 			}
 		}
+		if spec.at("enableServiceLinks") != false {
+			t.Errorf("%s gets variables like KVSCOUT_NATS_PORT from Services, which look like settings", id)
+		}
 		if spec.at("automountServiceAccountToken") != false && all["ServiceAccount/"+spec.text("serviceAccountName")] == nil {
 			t.Errorf("%s has a token of nobody", id)
 		}

@@ -112,6 +112,9 @@ func (p template) created(t *testing.T) map[string]any {
 	case "LeaderWorkerSet":
 		owner["kind"], owner["name"] = "StatefulSet", p.name+"-0"
 		label("leaderworkerset.sigs.k8s.io/name", p.name)
+	case "StormService":
+		owner["kind"], owner["name"] = "RoleSet", p.name+"-roleset-x"
+		label("storm-service-name", p.name)
 	}
 	meta["ownerReferences"] = []any{owner}
 	return pod

@@ -315,6 +315,7 @@ func TestPodsAreNamedByTheirOwners(t *testing.T) {
 		{`{"ownerReferences":[{"kind":"ReplicaSet","name":"llama-5d4f","controller":true}]}`, "ReplicaSet/llama-5d4f"},
 		{`{"ownerReferences":[{"kind":"Node","name":"n"},{"kind":"StatefulSet","name":"s","controller":true}]}`, "StatefulSet/s"},
 		{`{"labels":{"leaderworkerset.sigs.k8s.io/name":"big"},"ownerReferences":[{"kind":"StatefulSet","name":"big-0","controller":true}]}`, "LeaderWorkerSet/big"},
+		{`{"labels":{"storm-service-name":"pd"},"ownerReferences":[{"kind":"RoleSet","name":"pd-roleset-x","controller":true}]}`, "StormService/pd"},
 		{`{}`, ""},
 	} {
 		var m Metadata

@@ -81,11 +81,17 @@ func (s Spec) guaranteed() bool {
 	return len(s.Containers) > 0
 }
 
-// workload is kind/name of what the pod belongs to, by its owner; empty: nothing
-// is known. The replica set of a deployment is named after it and a hash.
+// workloadLabels are labels of pods that name what their owner belongs to.
+var workloadLabels = []struct{ label, kind string }{{"leaderworkerset.sigs.k8s.io/name", "LeaderWorkerSet"}, {"storm-service-name", "StormService"}}
+
+// workload is kind/name of what the pod belongs to, by its labels or its owner;
+// empty: nothing is known. The replica set of a deployment is named after it and
+// a hash.
 func (m Metadata) workload() string {
-	if set := m.Labels["leaderworkerset.sigs.k8s.io/name"]; set != "" {
-		return "LeaderWorkerSet/" + set
+	for _, w := range workloadLabels {
+		if name := m.Labels[w.label]; name != "" {
+			return w.kind + "/" + name
+		}
 	}
 	for _, o := range m.Owners {
 		if !o.Controller {

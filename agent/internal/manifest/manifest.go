@@ -33,7 +33,6 @@ var templates = map[string][]string{
 	"ReplicaSet":            {"spec/template"},
 	"ReplicationController": {"spec/template"},
 	"Job":                   {"spec/template"},
-	"CronJob":               {"spec/jobTemplate/spec/template"},
 	"LeaderWorkerSet":       {"spec/leaderWorkerTemplate/leaderTemplate", "spec/leaderWorkerTemplate/workerTemplate"},
 	"StormService":          {"spec/template/spec/roles/*/template"},
 }

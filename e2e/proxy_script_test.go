@@ -11,13 +11,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/testing/protocmp"
+
 	"github.com/kvscout/kvscout/e2e/fakevllm"
+	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
 // runScriptCases is what is asked of proxies whose own script asks kvscout over
 // HTTP/JSON: nothing that a scheduler answers, or does not, stops them or leads them
-// astray.
-// ranked is the same proxy, for engines of several data-parallel ranks.
+// astray. ranked is the same proxy, for engines of several data-parallel ranks.
 func runScriptCases(t *testing.T, r, ranked reverseProxy) {
 	r.need(t)
 	t.Run("tells ranks apart", ranked.testRanks)
@@ -25,6 +29,7 @@ func runScriptCases(t *testing.T, r, ranked reverseProxy) {
 		name string
 		run  func(reverseProxy, *testing.T)
 	}{
+		{"asks with the body and the session", (reverseProxy).testAsks},
 		{"goes to its own engines only", (reverseProxy).testLyingScheduler},
 		{"does not wait for long", (reverseProxy).testHangingScheduler},
 		{"passes on that too many wait", (reverseProxy).testFullScheduler},
@@ -42,12 +47,45 @@ func (r reverseProxy) askedOf(t *testing.T, pick http.HandlerFunc) *proxied {
 	t.Helper()
 	s := r.site(t)
 	s.HTTP = standIn(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body) // whose end shows when the caller is gone
+		r.Body = io.NopCloser(bytes.NewReader(body))
 		if r.URL.Path == "/v1/pick" {
-			_, _ = io.Copy(io.Discard, r.Body)
 			pick(w, r)
 		}
 	})
 	return r.before(t, s, nil, fakevllm.Config{})
+}
+
+// The scheduler is shown the body as it came, the session and the trace, and no
+// other header of the client.
+func (r reverseProxy) testAsks(t *testing.T) {
+	asked := make(chan *api.PickRequest, 1)
+	traces := make(chan string, 1)
+	x := r.askedOf(t, func(w http.ResponseWriter, r *http.Request) {
+		text, _ := io.ReadAll(r.Body)
+		m := new(api.PickRequest)
+		if err := protojson.Unmarshal(text, m); err != nil {
+			t.Errorf("%.300s: %v", text, err)
+		}
+		asked <- m
+		traces <- r.Header.Get("Traceparent")
+	})
+	const session, trace = `a "b"\c /` + "\t" + `é`, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	body := random(1, 100).completion(`,"user":"é\u0000\n"`)
+	status, text, err := x.try(t.Context(), bytes.NewReader(body), "X-Session-Id", session, "Traceparent", trace, "Authorization", "Bearer of news", "Cookie", "x=y")
+	if err != nil || status != http.StatusOK {
+		t.Fatalf("%d %s %v", status, text, err)
+	}
+	want := &api.PickRequest{Request: &api.Request{
+		MaxCandidates: 3, Headers: map[string]string{"x-session-id": session},
+		Prompt: &api.Prompt{Form: &api.Prompt_OpenaiBody{OpenaiBody: body}},
+	}}
+	if d := cmp.Diff(want, <-asked, protocmp.Transform()); d != "" {
+		t.Error(d)
+	}
+	if got := <-traces; got != trace {
+		t.Errorf("trace %q", got)
+	}
 }
 
 // A scheduler in the wrong hands makes no open relay of the proxy, and nonsense
@@ -159,14 +197,14 @@ func (r reverseProxy) testFiveMegabytes(t *testing.T) {
 // An engine with two caches at one address is told which of them a request is for.
 func (r reverseProxy) testRanks(t *testing.T) {
 	x := r.before(t, r.site(t), nil, fakevllm.Config{Ranks: 2})
-	for round := range 2 {
-		for seed := range uint64(6) {
-			q := random(seed, 1000)
-			x.complete(q, "", round*q.cacheable())
-			for rank := range x.engines[0].agent.Members {
-				q.rank = rank
-				x.engines[0].truth(soon, q)
-			}
+	e := x.engines[0]
+	for rank := range e.agent.Members {
+		q := random(uint64(rank), 1000)
+		q.rank = rank
+		e.serve("/v1/completions", rank, map[string]any{"model": model, "prompt": q.tokens, "max_tokens": 1})
+		e.truth(patience, q)
+		for range 3 {
+			x.complete(q, "", q.cacheable())
 		}
 	}
 }

@@ -149,6 +149,8 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	fs.StringVar(&o.engine, "engine", sim.DefaultEngine, "`name` of an engine, or a JSON file with one; several separated by commas: the pods have them in turn. There are "+strings.Join(sim.Engines(), ", "))
 	fs.Float64Var(&o.Capacity, "capacity", o.Capacity, "`multiple` of the engine's KV cache")
 	fs.IntVar(&o.HostTokens, "host-tokens", 0, "`tokens` that each pod keeps in host memory")
+	fs.BoolVar(&o.Hybrid, "hybrid", false, "engines accept hits only where an earlier prompt ended or parted from another, as hybrid models do")
+	fs.BoolVar(&o.FullDepth, "full-depth", false, "the scheduler goes by all blocks that hybrid engines hold of a prompt, not by where a hit may end")
 	fs.StringVar((*string)(&o.Admission), "admission", string(o.Admission), "`rule` by which a request begins: vllm (its prompt fits) or reserve (its whole output, too)")
 	fs.BoolVar(&o.EnginePriority, "engine-priority", false, "engines serve waiting requests by the priority of the answer")
 	fs.IntVar(&o.seeds, "seeds", 1, "`number` of seeds to play")

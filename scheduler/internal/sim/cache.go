@@ -18,6 +18,9 @@ type cache struct {
 	queue  list // of free blocks
 	byKey  map[blockkey.Key]int32
 	change func(held bool, at int32)
+	// marked, if set, hears of blocks at which a hit may end, and of such that are
+	// about to be forgotten.
+	marked func(end bool, at int32)
 }
 
 // block is one block of KV memory.
@@ -26,6 +29,7 @@ type block struct {
 	before     []blockkey.Key
 	position   int32 // in its chain
 	users      int32
+	end        bool  // a hit may end here
 	next, prev int32 // in the queue; none at its ends and outside
 }
 
@@ -53,6 +57,7 @@ func newCache(blocks int) *cache {
 		queue:  list{first: none, last: none},
 		byKey:  make(map[blockkey.Key]int32),
 		change: func(bool, int32) {},
+		marked: func(bool, int32) {},
 	}
 }
 
@@ -71,6 +76,25 @@ func (c *cache) match(keys []blockkey.Key, limit int) int {
 		}
 	}
 	return len(keys)
+}
+
+// lastEnd is how many of the keys, all held, there are up to the last at which a
+// hit may end.
+func (c *cache) lastEnd(keys []blockkey.Key) int {
+	for n := len(keys); n > 0; n-- {
+		if c.blocks[c.byKey[keys[n-1]]].end {
+			return n
+		}
+	}
+	return 0
+}
+
+// mark lets hits end at a key, if it is held.
+func (c *cache) mark(key blockkey.Key) {
+	if at, ok := c.byKey[key]; ok && !c.blocks[at].end {
+		c.blocks[at].end = true
+		c.marked(true, at)
+	}
 }
 
 // unused counts those of the keys, all held, whose blocks nobody uses: to use
@@ -142,6 +166,10 @@ func (c *cache) forget(at int32) {
 	b := &c.blocks[at]
 	if b.key == 0 {
 		return
+	}
+	if b.end {
+		b.end = false
+		c.marked(false, at)
 	}
 	c.change(false, at)
 	delete(c.byKey, b.key)

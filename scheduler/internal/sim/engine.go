@@ -35,6 +35,7 @@ type request struct {
 	queued   time.Duration // how long the scheduler let it wait
 
 	blocks   []int32 // its KV memory, in order
+	parted   int     // leading blocks that were held at its admission, where hits end at some only
 	computed int     // leading tokens of prompt and output that are in it
 	goal     int     // tokens to compute before the next one comes out
 	made     int     // tokens that came out
@@ -69,6 +70,10 @@ type engine struct {
 	// held, if set, says how many leading blocks of a prompt need not be
 	// computed; otherwise the cache does.
 	held func(r *request) int
+	// hybrid: besides the blocks of full attention the engine keeps states, one
+	// where each prompt ends and one where it parts from what is held. A hit ends
+	// at a state.
+	hybrid bool
 
 	calendar *calendar
 	ended    *entry // of the stretch under way
@@ -382,6 +387,10 @@ func (e *engine) admit(r *request) bool {
 	most := (r.goal - 1) / e.blockSize
 	keys := r.Keys[:min(len(r.Keys), most)]
 	local := e.cache.match(keys, most)
+	if e.hybrid && e.held == nil {
+		r.parted = local
+		local = e.cache.lastEnd(keys[:local])
+	}
 	hit, landing := local, 0
 	if e.host != nil {
 		landing = e.host.match(keys[local:], most)
@@ -515,6 +524,9 @@ func (e *engine) nameFrom(r *request, from, to int) {
 	}
 	for i := from; i < min(to, len(r.Keys)); i++ {
 		e.cache.name(r.blocks[i], r.Keys, i)
+		if n := i + 1; e.hybrid && (n == r.parted || n == (r.Length-1)/e.blockSize) {
+			e.cache.mark(r.Keys[i])
+		}
 	}
 }
 

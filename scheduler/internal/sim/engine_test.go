@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -256,6 +257,48 @@ func TestWhatWasEvictedComesFromHostMemory(t *testing.T) {
 	}
 	if n := b.pods[0].counts.fromHost; n != 32 {
 		t.Errorf("%d tokens came from host memory", n)
+	}
+}
+
+// A hybrid engine keeps states where prompts end and where they part: the second
+// prompt with a beginning computes it again, the third finds it.
+func TestHitsOfHybridEnginesEndAtStates(t *testing.T) {
+	branch := func(own int) []blockkey.Key { return append(keys(1, 3), keys(own, 2)...) }
+	b := newBench(t, Config{Hybrid: true}, scripted(16,
+		arrival.Request{Length: 80, Output: 1, Keys: branch(2)},
+		arrival.Request{At: 1 * time.Second, Length: 80, Output: 1, Keys: branch(3)},
+		arrival.Request{At: 2 * time.Second, Length: 80, Output: 1, Keys: branch(4)},
+		arrival.Request{At: 3 * time.Second, Length: 80, Output: 1, Keys: branch(2)},
+		arrival.Request{At: 4 * time.Second, Length: 160 - 16, Output: 1, Keys: keys(9, 9)}, // evicts
+		arrival.Request{At: 5 * time.Second, Length: 80, Output: 1, Keys: branch(2)},
+	)).play()
+	for i, want := range []int{0, 0, 48, 64, 0, 0} {
+		if b.hits[i] != want {
+			t.Errorf("request %d found %d tokens, want %d", i, b.hits[i], want)
+		}
+	}
+	if err := (Config{Hybrid: true, HostTokens: 1, Pods: 1}).Validate(); err == nil || !strings.Contains(err.Error(), "hybrid") {
+		t.Errorf("with host memory: %v", err)
+	}
+}
+
+// What the scheduler knows of states it predicts to the token; by all blocks that
+// are held it promises more than there is.
+func TestStatesArePredicted(t *testing.T) {
+	var list []arrival.Request
+	for i := range 200 { // one at a time, so that nothing happens between pick and admission
+		at := time.Duration(i) * time.Minute
+		list = append(list, arrival.Request{At: at, Length: 256 * (4 + i%5), Output: 5, Keys: append(keys(1, 1+i%3), keys(2+i%7+10*(i%3), 4)...)})
+	}
+	c := fleetOf(2, 256, list)
+	c.Hybrid, c.Seed = true, 1
+	c.Restarts = []Restart{{Pod: 0, At: 100*time.Minute + 30*time.Second}}
+	if r := mustRun(t, c); r.PredictedCachedError != 0 || r.TokenHit == 0 {
+		t.Errorf("by states: off by %v tokens a request, hits %v", r.PredictedCachedError, r.TokenHit)
+	}
+	c.FullDepth = true
+	if r := mustRun(t, c); r.PredictedCachedError == 0 {
+		t.Error("by all blocks nothing was promised too much")
 	}
 }
 

@@ -65,6 +65,8 @@ type Settings struct {
 	Engine         string  `json:"engine"`
 	KVTokens       int     `json:"kv_tokens"`
 	HostTokens     int     `json:"host_tokens"`
+	Hybrid         bool    `json:"hybrid,omitempty"`
+	FullDepth      bool    `json:"full_depth,omitempty"`
 	Capacity       float64 `json:"capacity"`
 	BlockSize      int     `json:"block_size"`
 	Pods           int     `json:"pods"`
@@ -185,7 +187,7 @@ func (r *run) result() Result {
 		Span:                 l.last.Seconds(),
 		Throughput:           share(float64(l.tokens), l.last.Seconds()),
 		Settings: Settings{
-			Engine: engines(r.cfg.Engines), KVTokens: r.memory() * r.cfg.blockSize, HostTokens: r.cfg.HostTokens, Capacity: r.cfg.Capacity,
+			Engine: engines(r.cfg.Engines), KVTokens: r.memory() * r.cfg.blockSize, HostTokens: r.cfg.HostTokens, Hybrid: r.cfg.Hybrid, FullDepth: r.cfg.FullDepth, Capacity: r.cfg.Capacity,
 			BlockSize: r.cfg.blockSize, Pods: r.cfg.Pods, Admission: string(r.cfg.Admission),
 			EnginePriority: r.cfg.EnginePriority, EventLag: r.cfg.EventLag.Seconds(),
 			SampleInterval: r.cfg.SampleInterval.Seconds(), SampleAge: r.cfg.SampleAge.Seconds(),

@@ -154,6 +154,7 @@ func (p *pod) load(at time.Time) *fleet.Load {
 // to the first where they are held no more.
 type change struct {
 	lane     index.Lane
+	end      bool // it is the block at which a hit may end, on no lane of its own
 	held     bool
 	before   []blockkey.Key
 	position int32

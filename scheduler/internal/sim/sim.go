@@ -45,6 +45,10 @@ type Config struct {
 	Capacity float64
 	// HostTokens that every pod keeps in host memory; 0: it has none.
 	HostTokens int
+	// Hybrid: engines accept hits only where an earlier prompt ended, or parted
+	// from one before it, as models with state-space layers do. FullDepth: the
+	// scheduler goes by all blocks that they hold of a prompt all the same.
+	Hybrid, FullDepth bool
 	// Admission of the engines; VLLM when empty.
 	Admission Admission
 	// EnginePriority lets engines serve the waiting requests by the priority
@@ -129,6 +133,8 @@ func (c Config) Validate() error {
 	bad(c.Pods < 1 || c.Pods+len(c.Adds) > maxPods, "%d pods and %d added: want 1 to %d in all", c.Pods, len(c.Adds), maxPods)
 	bad(!(c.Capacity > 0 && c.Capacity <= 1e4), "capacity %v: want a multiple of the engine's KV cache, above 0 and at most 10,000", c.Capacity)
 	bad(c.Admission != VLLM && c.Admission != Reserve, "admission %q: want %s or %s", c.Admission, VLLM, Reserve)
+	bad(c.Hybrid && (c.HostTokens > 0 || c.Admission == Reserve), "hybrid engines with host memory or admission %s: want neither", Reserve)
+	bad(c.FullDepth && !c.Hybrid, "full depth of engines that are not hybrid")
 	bad(c.HostTokens < 0 || c.HostTokens > 1e12, "host memory of %d tokens: want 0 or more", c.HostTokens)
 	bad(!(c.Lose >= 0 && c.Lose < 1), "lose %v: want a share from 0 to less than 1", c.Lose)
 	for name, d := range map[string]time.Duration{
@@ -258,7 +264,7 @@ func (r *run) add() {
 	p := &pod{name: fmt.Sprintf("pod-%04d", len(r.pods))}
 	kind := r.engine(len(r.pods))
 	p.engine = newEngine(kind, r.cfg.blockSize, r.blocks(kind), &r.calendar, reporter{r, p})
-	p.admission, p.ranked = r.cfg.Admission, r.cfg.EnginePriority
+	p.admission, p.ranked, p.hybrid = r.cfg.Admission, r.cfg.EnginePriority, r.cfg.Hybrid
 	if n := r.cfg.HostTokens / r.cfg.blockSize; n > 0 {
 		p.host = newCache(n)
 	}

@@ -25,6 +25,7 @@ type wire struct {
 	epoch    uint64
 	sent     uint64          // batches of this epoch
 	pending  [lanes][]change // of the step under way
+	ends     []change        // blocks at which hits may end, and may no longer
 	received uint64          // batches that the cache state stands on
 	synced   bool
 }
@@ -44,7 +45,8 @@ func newWire(s *scout, p *pod, id fleet.ID) *wire {
 }
 
 func (w *wire) trust(t fleet.Trust) {
-	w.fleet.SetCacheState(w.id, fleet.CacheState{Trust: t, Epoch: w.epoch, Sequence: w.received, EngineBatches: w.received})
+	rule := fleet.HitRule{Ends: w.cfg.Hybrid && !w.cfg.FullDepth}
+	w.fleet.SetCacheState(w.id, fleet.CacheState{Trust: t, Epoch: w.epoch, Sequence: w.received, EngineBatches: w.received, Rule: rule})
 }
 
 // sample reads the engine's metrics; the scheduler hears of it later.
@@ -87,6 +89,7 @@ const lanes = 2
 // listen lets the wire hear what the pod's caches hold.
 func (w *wire) listen() {
 	gpu, host := w.pod.cache, w.pod.host
+	gpu.marked = func(end bool, at int32) { w.mark(end, &gpu.blocks[at]) }
 	gpu.change = func(held bool, at int32) {
 		b := &gpu.blocks[at]
 		w.changed(index.LaneGPU, held, b)
@@ -124,17 +127,46 @@ func (w *wire) changed(l index.Lane, held bool, b *block) {
 			return
 		}
 	}
-	w.pending[l] = append(pending, change{l, held, b.before, b.position, []blockkey.Key{b.key}})
+	w.pending[l] = append(pending, change{lane: l, held: held, before: b.before, position: b.position, keys: []blockkey.Key{b.key}})
+}
+
+// mark notes a block at which hits may end, or may no longer. One that came and
+// went within a step is not spoken of.
+func (w *wire) mark(end bool, b *block) {
+	if !end {
+		for i := len(w.ends) - 1; i >= 0; i-- {
+			if w.ends[i].keys[0] == b.key && w.ends[i].held {
+				w.ends = slices.Delete(w.ends, i, i+1)
+				return
+			}
+		}
+	}
+	w.ends = append(w.ends, endChange(end, b))
+}
+
+func endChange(held bool, b *block) change {
+	return change{end: true, held: held, before: b.before, position: b.position, keys: []blockkey.Key{b.key}}
 }
 
 // publish sends the changes of a step as one batch.
 func (w *wire) publish() {
 	var batch []change
+	for _, c := range w.ends { // on lanes that they are about to leave
+		if !c.held {
+			batch = append(batch, c)
+		}
+	}
 	for l := range w.pending {
 		batch = append(batch, w.pending[l]...)
 		clear(w.pending[l])
 		w.pending[l] = w.pending[l][:0]
 	}
+	for _, c := range w.ends {
+		if c.held {
+			batch = append(batch, c)
+		}
+	}
+	w.ends = nil
 	if len(batch) == 0 {
 		return
 	}
@@ -164,12 +196,18 @@ func (w *wire) receive(epoch, sequence uint64, batch []change) {
 }
 
 func (w *wire) apply(c *change) {
-	if c.held {
-		w.index.Store(index.Member(w.id), c.lane, c.before, uint32(c.position), c.keys)
-		return
+	member, position := index.Member(w.id), uint32(c.position)
+	switch {
+	case c.end && c.held:
+		w.index.MarkEnds(member, c.before, position, c.keys)
+	case c.end:
+		w.index.ClearEnds(member, c.before, position, c.keys)
+	case c.held:
+		w.index.Store(member, c.lane, c.before, position, c.keys)
+	default:
+		slices.Reverse(c.keys)
+		w.index.Remove(member, c.lane, c.before, position, c.keys)
 	}
-	slices.Reverse(c.keys)
-	w.index.Remove(index.Member(w.id), c.lane, c.before, uint32(c.position), c.keys)
 }
 
 // lost forgets the cache state and asks for a snapshot.
@@ -201,7 +239,13 @@ func (w *wire) snapshot() {
 // held lists all that the engine holds, parents first.
 func (w *wire) held() []change {
 	gpu, host := w.pod.cache, w.pod.host
-	all := chains(nil, index.LaneGPU, gpu.named())
+	named := gpu.named()
+	all := chains(nil, index.LaneGPU, named)
+	for _, b := range named {
+		if b.end {
+			all = append(all, endChange(true, b))
+		}
+	}
 	if host == nil {
 		return all
 	}
@@ -226,7 +270,7 @@ func chains(all []change, l index.Lane, blocks []*block) []change {
 			all[at].keys = append(all[at].keys, b.key)
 		} else {
 			at = len(all)
-			all = append(all, change{l, true, b.before, b.position, []blockkey.Key{b.key}})
+			all = append(all, change{lane: l, held: true, before: b.before, position: b.position, keys: []blockkey.Key{b.key}})
 		}
 		ends[b.key] = at
 	}
@@ -236,7 +280,7 @@ func chains(all []change, l index.Lane, blocks []*block) []change {
 // restart begins another life of the engine, which holds nothing.
 func (w *wire) restart() {
 	w.epoch++
-	w.sent, w.received, w.pending, w.synced = 0, 0, [lanes][]change{}, true
+	w.sent, w.received, w.pending, w.ends, w.synced = 0, 0, [lanes][]change{}, nil, true
 	w.listen()
 	w.index.Forget(index.Member(w.id))
 	w.trust(fleet.Exact)

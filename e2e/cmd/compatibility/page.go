@@ -42,6 +42,10 @@ var features = []feature{
 	{"ranks", func(r realvllm.Result) string { return counts(r, "ranks") }},
 	{"offloading", func(r realvllm.Result) string { return counts(r, "offload") }},
 	{"sliding + full", func(r realvllm.Result) string { return counts(r, "hybrid") }},
+	{"hybrid offloading", func(r realvllm.Result) string { return counts(r, "hybrid, offload") }},
+	{"decode engine", func(r realvllm.Result) string { return counts(r, "decode") }},
+	{"operated", func(r realvllm.Result) string { return counts(r, "operated") }},
+	{"operated, offloading", func(r realvllm.Result) string { return counts(r, "operated, offload") }},
 	{"special requests", func(r realvllm.Result) string { return counts(r, "special") }},
 	{"render", func(r realvllm.Result) string {
 		switch {
@@ -90,7 +94,7 @@ func render(list []realvllm.Result) string {
 		}
 		b.WriteByte('\n')
 	}
-	b.WriteString("\n`-`: not run with this release. Releases between those of the table speak one of their dialects.\n\n## What to set\n\n| releases | setting |\n|---|---|\n")
+	b.WriteString("\n`-`: not run with this release. Releases between those of the table speak one of their dialects.\n*Operated*: reset, put to sleep, paused, its adapters and weights replaced, while nobody asked it anything; what was cached before is judged.\n\n## What to set\n\n| releases | setting |\n|---|---|\n")
 	for _, a := range advices {
 		var who []string
 		for _, r := range list {

@@ -181,3 +181,15 @@ func TestInjectWrongUsage(t *testing.T) {
 		t.Errorf("a file that is not there: status %d, %s", code, said.String())
 	}
 }
+
+// TestPodsCannotNameFiles: a file of settings would be one of the machine on which
+// it is decided, whose content an error could tell.
+func TestPodsCannotNameFiles(t *testing.T) {
+	out, said := injectText(t, `kind: Pod
+metadata: {name: curious, annotations: {agent.kvscout.io/config: testdata/inject/several.yaml}}
+spec: {containers: [{name: vllm, command: [vllm, serve, m]}]}
+`)
+	if strings.Contains(out, "initContainers") || !strings.Contains(said, `there is no setting "config"`) || strings.Contains(said, "apiVersion") {
+		t.Errorf("%s\n%s", said, out)
+	}
+}

@@ -88,26 +88,15 @@ func (x *Index) setEnds(m Member, before []blockkey.Key, position uint32, keys [
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	h := x.known(m, LaneGPU)
-	if h == nil || len(keys) == 0 {
+	if h == nil {
 		return
 	}
-	n, offset, found := x.at(h, before, position, keys[0])
-	for {
-		count := 1
-		if found {
-			r := x.run(n)
-			count = x.common(r, offset, keys)
-			to := offset + uint32(count)
-			if on {
-				to = min(to, h.runs.cutoff(h.runs.find(n)))
-			}
-			x.mark(h, r, offset, to, on)
+	x.pieces(h, before, position, keys, func(n uint32, r *run, from, to uint32) {
+		if on {
+			to = min(to, h.runs.cutoff(h.runs.find(n)))
 		}
-		if keys = keys[count:]; len(keys) == 0 {
-			return
-		}
-		n, offset, found = x.find(keys[0])
-	}
+		x.mark(h, r, from, to, on)
+	})
 }
 
 // CountEnds is the number of ends that m has.

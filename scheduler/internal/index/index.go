@@ -271,24 +271,32 @@ func (x *Index) Remove(m Member, l Lane, before []blockkey.Key, position uint32,
 	if h == nil {
 		return
 	}
+	x.pieces(h, before, position, keys, func(n uint32, r *run, from, to uint32) {
+		x.uncover(h, n, r, from, to)
+		h.last = n
+	})
+}
+
+// pieces calls see for each piece [from, to) of a run that is among keys,
+// consecutive blocks of one chain. before and position are as in Store.
+func (x *Index) pieces(h *holder, before []blockkey.Key, position uint32, keys []blockkey.Key, see func(n uint32, r *run, from, to uint32)) {
 	if len(keys) == 0 {
 		return
 	}
-	n, offset, found := x.at(h, before, position, keys[0])
+	n, from, found := x.at(h, before, position, keys[0])
 	for {
 		count := 1
 		if found {
 			r := x.run(n)
-			count = x.common(r, offset, keys)
-			x.uncover(h, n, r, offset, offset+uint32(count))
-			h.last = n
+			count = x.common(r, from, keys)
+			see(n, r, from, from+uint32(count))
 		}
 		if keys = keys[count:]; len(keys) == 0 {
 			return
 		}
 		// A key that begins no run follows the one before it, and that was
 		// not in this run, or not there at all.
-		n, offset, found = x.find(keys[0])
+		n, from, found = x.find(keys[0])
 	}
 }
 

@@ -32,7 +32,7 @@ func TestCeilingsAreWhatIsKnown(t *testing.T) {
 		if spec == "code" || spec == "chat" {
 			tolerance, size = .03, 64
 		}
-		if got := Ceiling(generated(t, spec, size).Play(1)); math.Abs(got-want) > tolerance {
+		if got := ceiling(generated(t, spec, size).Play(1)); math.Abs(got-want) > tolerance {
 			t.Errorf("%s: ceiling %.4f, want %.4f", spec, got, want)
 		}
 	}
@@ -91,7 +91,7 @@ func TestPromptsAreShuffledOnceAndCycled(t *testing.T) {
 }
 
 func TestUnsharedSharesNothingAndHotSharesItsHead(t *testing.T) {
-	if got := Ceiling(generated(t, "unshared", 64).Play(1)); got != 0 {
+	if got := ceiling(generated(t, "unshared", 64).Play(1)); got != 0 {
 		t.Errorf("unshared: ceiling %v", got)
 	}
 	list := all(generated(t, "hot:seconds=30", 16).Play(1))

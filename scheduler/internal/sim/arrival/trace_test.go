@@ -78,7 +78,7 @@ func TestReleasedTracesAreWhatIsKnownOfThem(t *testing.T) {
 		slices.Sort(outputs)
 		got := figures{len(list), quantile(inputs, .5), quantile(inputs, .9), inputs[len(inputs)-1], quantile(outputs, .5),
 			math.Round(float64(input) / float64(len(list))), math.Round(float64(output) / float64(len(list))),
-			list[len(list)-1].At.Truncate(time.Second).Seconds(), math.Round(Ceiling(w.Play(1))*1e4) / 1e4}
+			list[len(list)-1].At.Truncate(time.Second).Seconds(), math.Round(ceiling(w.Play(1))*1e4) / 1e4}
 		close := cmp.Comparer(func(a, b float64) bool { return math.Abs(a-b) <= max(1e-9, min(a, b)*.0011) })
 		if d := cmp.Diff(want, got, close); d != "" {
 			t.Errorf("%s: %s", name, d)

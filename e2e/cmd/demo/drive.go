@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/kvscout/kvscout/e2e/trace"
-	"github.com/kvscout/kvscout/protocol/client"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 )
 
@@ -16,18 +15,12 @@ import (
 type driver struct {
 	fleet  *fleet
 	engine *streamer
-	proxy  *client.Client
 	ask    api.SchedulerClient
-	tally  tally
-	picks  stopwatch
-}
-
-// placement is where a request goes.
-type placement struct {
-	*client.Placement
-	predicted int
-	// aside is time that went into a prediction that the choice did not need.
-	aside time.Duration
+	// warm is how far into the trace requests do not count.
+	warm    time.Duration
+	warming tally
+	tally   tally
+	shown   decision
 }
 
 // run sends each request when it is due, pace times faster than the trace, and
@@ -47,8 +40,14 @@ func (d *driver) run(ctx context.Context, list []trace.Request, start time.Time,
 			return
 		case <-timer.C:
 		}
-		d.tally.begin()
-		group.Go(func() { d.serve(ctx, i, q, due) })
+		into := &d.tally
+		if q.At < d.warm {
+			into = &d.warming
+		} else if d.tally.empty() {
+			d.fleet.before = d.fleet.counters()
+		}
+		into.begin()
+		group.Go(func() { d.serve(ctx, into, i, q, due) })
 	}
 	stop := time.AfterFunc(grace, cut)
 	defer stop.Stop()
@@ -56,63 +55,89 @@ func (d *driver) run(ctx context.Context, list []trace.Request, start time.Time,
 }
 
 // serve takes the request of that number from its due time to its end.
-func (d *driver) serve(ctx context.Context, n int, q trace.Request, due time.Time) {
+func (d *driver) serve(ctx context.Context, into *tally, n int, q trace.Request, due time.Time) {
 	prompt := q.AppendTokens(make([]uint32, 0, q.Input))
-	place, err := d.place(ctx, n, prompt)
-	if err != nil {
-		d.end(ctx, err, due, false)
-		return
-	}
-	started := false
-	r, err := d.engine.complete(ctx, place.Address, d.fleet.name, prompt, q.Output, func(now time.Time) {
-		started = true
-		d.tally.first(now.Sub(due) - place.aside)
-		place.FirstToken()
-	})
-	if err != nil {
-		place.Report(&api.Report{Outcome: api.Outcome_OUTCOME_CANCELLED})
-		d.end(ctx, err, due, started)
-		return
-	}
-	d.tally.finish(r, place.predicted)
-	tokens, cached, output := uint32(r.prompt), uint32(r.cached), uint32(r.output)
-	place.Report(&api.Report{
-		Outcome: api.Outcome_OUTCOME_FINISHED, PromptTokens: &tokens, CachedTokens: &cached, OutputTokens: &output,
-	})
-}
-
-func (d *driver) end(ctx context.Context, err error, due time.Time, started bool) {
-	if ctx.Err() != nil {
-		d.tally.cut(time.Since(due), started)
-		return
-	}
-	d.tally.fail(err)
-}
-
-// place asks the scheduler; a fleet that is served in turn asks it only what
-// the engine whose turn it is has cached.
-func (d *driver) place(ctx context.Context, n int, prompt []uint32) (placement, error) {
-	req := &api.Request{Model: d.fleet.name, Prompt: api.TokenIDs(prompt), MaxCandidates: 1}
 	begin := time.Now()
-	if !d.fleet.inTurn {
-		picked, err := d.proxy.Pick(ctx, req)
-		if err != nil {
-			return placement{}, fmt.Errorf("pick: %w", err)
+	address, predicted, err := d.fleet.proxy, 0, error(nil)
+	if d.fleet.proxy == "" {
+		k := d.fleet.choose(n)
+		d.fleet.open[k].Add(1)
+		defer d.fleet.open[k].Add(-1)
+		address = d.fleet.engines[k].Addr()
+		predicted, err = d.predict(ctx, address, prompt)
+	} else {
+		d.show(ctx, n, prompt)
+	}
+	aside := time.Since(begin) // went into what is shown, not into the choice
+	started := false
+	var r result
+	if err == nil {
+		r, err = d.engine.complete(ctx, address, d.fleet.name, prompt, q.Output, func(now time.Time) {
+			started = true
+			into.first(now.Sub(due) - aside)
+		})
+	}
+	switch {
+	case err == nil:
+		if d.fleet.proxy != "" {
+			predicted = r.predicted // as it says with its answer
 		}
-		d.picks.add(time.Since(begin))
-		return placement{Placement: picked, predicted: cachedTokens(picked.Candidate())}, nil
+		into.finish(r, predicted)
+	case ctx.Err() != nil:
+		into.cut(time.Since(due), started)
+	default:
+		into.fail(err)
 	}
-	address := d.fleet.engines[n%len(d.fleet.engines)].Addr()
-	req.Candidates = []*api.MemberRef{{Ref: &api.MemberRef_Address{Address: address}}}
-	resp, err := d.ask.Score(ctx, &api.ScoreRequest{Request: req})
+}
+
+// predict asks what of a prompt is cached at an address.
+func (d *driver) predict(ctx context.Context, address string, prompt []uint32) (int, error) {
+	resp, err := d.ask.Score(ctx, &api.ScoreRequest{Request: &api.Request{Model: d.fleet.name, Prompt: api.TokenIDs(prompt), MaxCandidates: 1,
+		Candidates: []*api.MemberRef{{Ref: &api.MemberRef_Address{Address: address}}}}})
 	if err != nil {
-		return placement{}, fmt.Errorf("score: %w", err)
+		return 0, fmt.Errorf("score: %w", err)
 	}
-	p := placement{Placement: &client.Placement{Address: address}, aside: time.Since(begin)}
 	if list := resp.GetRanking().GetCandidates(); len(list) > 0 {
-		p.predicted = cachedTokens(list[0])
+		return cachedTokens(list[0]), nil
 	}
-	return p, nil
+	return 0, nil
+}
+
+// decision is the last one that is shown.
+type decision struct {
+	mu   sync.Mutex // guards what follows
+	at   time.Time
+	text string
+}
+
+// showEvery is the time between two decisions that people see.
+const showEvery = 3 * time.Second
+
+// show asks now and then what a request would be answered, with the reason.
+func (d *driver) show(ctx context.Context, n int, prompt []uint32) {
+	s := &d.shown
+	s.mu.Lock()
+	due := time.Since(s.at) > showEvery
+	if due {
+		s.at = time.Now()
+	}
+	s.mu.Unlock()
+	if !due {
+		return
+	}
+	resp, err := d.ask.Score(ctx, &api.ScoreRequest{Request: &api.Request{Model: d.fleet.name, Prompt: api.TokenIDs(prompt), MaxCandidates: 1}})
+	if err != nil || len(resp.GetRanking().GetCandidates()) == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.text = fmt.Sprintf("request %d: %s", n, resp.GetRanking().GetExplanation())
+}
+
+func (s *decision) read() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text
 }
 
 func cachedTokens(c *api.Candidate) int {

@@ -1,6 +1,6 @@
-// Command demo shows kvscout at work: two identical fleets of fake engines get
-// the same requests of a recorded trace at the same moments, one in turn, the
-// other by the scheduler's picks.
+// Command demo shows kvscout at work: identical fleets of fake engines get the same
+// requests of a recorded trace at the same moments, one in turn, one by the fewest
+// requests under way, one through a proxy that asks kvscout.
 package main
 
 import (
@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -19,6 +21,8 @@ import (
 // options are the flags.
 type options struct {
 	trace    string
+	proxy    string
+	warm     time.Duration
 	span     time.Duration
 	json     bool
 	engines  int
@@ -31,11 +35,13 @@ type options struct {
 func main() {
 	var o options
 	flag.StringVar(&o.trace, "trace", "", "`file` of requests in Mooncake's form; empty: the conversation trace")
-	flag.DurationVar(&o.span, "for", 60*time.Second, "how long to send requests")
+	flag.StringVar(&o.proxy, "proxy", "gateway", "`name` of the proxy before kvscout's fleet: "+strings.Join(proxies, " or "))
+	flag.DurationVar(&o.warm, "warm", 20*time.Second, "how long to send requests before those that count")
+	flag.DurationVar(&o.span, "for", 60*time.Second, "how long to send requests that count")
 	flag.BoolVar(&o.json, "json", false, "print the result as JSON too, as the last line")
 	flag.IntVar(&o.engines, "engines", 8, "engines of each fleet")
 	flag.Float64Var(&o.speedup, "speedup", 4, "how much faster than real the engines are")
-	flag.Float64Var(&o.load, "load", 2.5, "how much denser than recorded the requests come, for 8 engines")
+	flag.Float64Var(&o.load, "load", 1.5, "how much denser than recorded the requests come, for 8 engines")
 	flag.Float64Var(&o.capacity, "capacity", 4, "KV cache of an engine, in multiples of two H100 with Qwen3-32B")
 	flag.Uint64Var(&o.seed, "seed", 1, "seed of the arrival times within the trace's ticks")
 	flag.Parse()
@@ -61,10 +67,13 @@ func (o options) validate() error {
 	if o.engines < 1 || o.engines > 64 {
 		errs = append(errs, fmt.Errorf("-engines %d is not between 1 and 64", o.engines))
 	}
-	if o.span <= 0 || o.speedup <= 0 || o.load <= 0 || o.capacity <= 0 {
-		errs = append(errs, errors.New("-for, -speedup, -load and -capacity must be positive"))
-	} else if need := time.Duration(float64(o.span) * o.pace()); o.trace == "" && need > trace.ConversationSpan {
-		errs = append(errs, fmt.Errorf("-for %v at this pace needs %v of the trace, and %v are at hand", o.span, need, trace.ConversationSpan))
+	if !slices.Contains(proxies, o.proxy) {
+		errs = append(errs, fmt.Errorf("-proxy %q: want %s", o.proxy, strings.Join(proxies, " or ")))
+	}
+	if o.span <= 0 || o.warm < 0 || o.speedup <= 0 || o.load <= 0 || o.capacity <= 0 {
+		errs = append(errs, errors.New("-for, -speedup, -load and -capacity must be positive, -warm not negative"))
+	} else if need := time.Duration(float64(o.warm+o.span) * o.pace()); o.trace == "" && need > trace.ConversationSpan {
+		errs = append(errs, fmt.Errorf("-warm and -for %v at this pace need %v of the trace, and %v are at hand", o.warm+o.span, need, trace.ConversationSpan))
 	}
 	return errors.Join(errs...)
 }

@@ -4,8 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/kvscout/kvscout/e2e/fakevllm"
 )
 
 // outcome is what is said about a fleet at the end. Times are the engines' own.
@@ -23,8 +27,15 @@ type outcome struct {
 	TTFTp99         float64 `json:"ttft_p99_ms"`
 	PredictedTokens int     `json:"predicted_cached_tokens"`
 	AbsErrorTokens  int     `json:"abs_error_tokens"`
-	Failed          int     `json:"failed"`
-	Unfinished      int     `json:"unfinished"`
+	// GPUSeconds that computing the cached tokens would have taken.
+	GPUSeconds float64 `json:"gpu_seconds_saved"`
+	Failed     int     `json:"failed"`
+	Unfinished int     `json:"unfinished"`
+}
+
+// gpuSeconds is what computing the cached tokens takes on the two GPUs of an engine.
+func (s sum) gpuSeconds() float64 {
+	return 2 * fakevllm.Qwen32B().PerToken / 1000 * float64(s.cached)
 }
 
 func outcomeOf(name string, s sum, q quantiles, engine time.Duration) outcome {
@@ -32,6 +43,7 @@ func outcomeOf(name string, s sum, q quantiles, engine time.Duration) outcome {
 	return outcome{
 		Name: name, Requests: s.done, PromptTokens: s.prompt, CachedTokens: s.cached,
 		TTFTMean: ms(q.mean), EngineTTFTMean: ms(engine), TTFTp50: ms(q.p50), TTFTp90: ms(q.p90), TTFTp99: ms(q.p99),
+		GPUSeconds:      s.gpuSeconds(),
 		PredictedTokens: s.predicted, AbsErrorTokens: s.error, Failed: s.failed, Unfinished: s.unfinished,
 	}
 }
@@ -60,14 +72,32 @@ func table(out io.Writer, list []outcome) error {
 	row("cached tokens", count(func(o outcome) int { return o.CachedTokens }))
 	row("hit rate", func(o outcome) string { return fmt.Sprintf("%.1f %%", 100*share(o.CachedTokens, o.PromptTokens)) })
 	row("TTFT mean", ms(func(o outcome) float64 { return o.TTFTMean }))
-	row("of that within the engine", ms(func(o outcome) float64 { return o.EngineTTFTMean }))
+	row("of that in the engine", ms(func(o outcome) float64 { return o.EngineTTFTMean }))
 	row("TTFT p50", ms(func(o outcome) float64 { return o.TTFTp50 }))
 	row("TTFT p90", ms(func(o outcome) float64 { return o.TTFTp90 }))
 	row("TTFT p99", ms(func(o outcome) float64 { return o.TTFTp99 }))
-	row("predicted cached tokens", count(func(o outcome) int { return o.PredictedTokens }))
-	row("sum of |predicted - cached|", count(func(o outcome) int { return o.AbsErrorTokens }))
-	row("of the prompt tokens", func(o outcome) string { return fmt.Sprintf("%.2f %%", 100*share(o.AbsErrorTokens, o.PromptTokens)) })
+	row("GPU seconds saved", func(o outcome) string { return fmt.Sprintf("%.0f", o.GPUSeconds) })
+	row("predicted tokens", count(func(o outcome) int { return o.PredictedTokens }))
+	row("|predicted - cached|", count(func(o outcome) int { return o.AbsErrorTokens }))
+	row("of prompt tokens", func(o outcome) string { return fmt.Sprintf("%.2f %%", 100*share(o.AbsErrorTokens, o.PromptTokens)) })
 	return w.Flush()
+}
+
+// conclusion says in a sentence what the last one has over each of the others.
+func conclusion(list []outcome) string {
+	last := list[len(list)-1]
+	factor := func(a, b float64) string {
+		if a == 0 || b == 0 {
+			return "-"
+		}
+		return fmt.Sprintf("%.1f x", a/b)
+	}
+	var parts []string
+	for _, o := range slices.Backward(list[:len(list)-1]) {
+		parts = append(parts, fmt.Sprintf("than %s: median time to first token %s lower,\nmean %s, 99th percentile %s; cached tokens %s as many", o.Name,
+			factor(o.TTFTp50, last.TTFTp50), factor(o.TTFTMean, last.TTFTMean), factor(o.TTFTp99, last.TTFTp99), factor(float64(last.CachedTokens), float64(o.CachedTokens))))
+	}
+	return last.Name + " " + strings.Join(parts, ";\n") + "."
 }
 
 // object writes the outcomes as one line of JSON.

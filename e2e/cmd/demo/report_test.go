@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -67,10 +68,28 @@ func TestTableAndObjectSayTheSame(t *testing.T) {
 	}
 	want := map[string]any{
 		"name": "kvscout", "requests": 100., "prompt_tokens": 100000., "cached_tokens": 40000., "ttft_mean_ms": 59.9, "engine_ttft_mean_ms": 48., "ttft_p50_ms": 51., "ttft_p90_ms": 91., "ttft_p99_ms": 100.,
-		"predicted_cached_tokens": 39984., "abs_error_tokens": 1072., "failed": 1., "unfinished": 2.,
+		"predicted_cached_tokens": 39984., "gpu_seconds_saved": s.gpuSeconds(), "abs_error_tokens": 1072., "failed": 1., "unfinished": 2.,
 	}
 	if d := cmp.Diff(want, got.Fleets[1]); d != "" {
 		t.Error(d)
+	}
+}
+
+func TestTheConclusionNamesTheOthers(t *testing.T) {
+	got := conclusion([]outcome{
+		{Name: "a", TTFTp50: 300, TTFTMean: 400, TTFTp99: 1000, CachedTokens: 10},
+		{Name: "b", TTFTp50: 200, TTFTMean: 200, TTFTp99: 500},
+		{Name: "c", TTFTp50: 100, TTFTMean: 100, TTFTp99: 500, CachedTokens: 30},
+	})
+	want := `c than b: median time to first token 2.0 x lower,
+mean 2.0 x, 99th percentile 1.0 x; cached tokens - as many;
+than a: median time to first token 3.0 x lower,
+mean 4.0 x, 99th percentile 2.0 x; cached tokens 3.0 x as many.`
+	if got != want {
+		t.Error(got)
+	}
+	if s := (sum{cached: 1000}); math.Abs(s.gpuSeconds()-.085) > 1e-9 {
+		t.Errorf("%v GPU seconds", s.gpuSeconds())
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kvscout/kvscout/e2e/loopback"
 	"github.com/kvscout/kvscout/e2e/stage"
 	"github.com/kvscout/kvscout/e2e/trace"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
@@ -19,7 +20,9 @@ import (
 const (
 	// readyTime bounds the wait for all agents to be exact.
 	readyTime = time.Minute
-	// patience is how long a request waits for its place.
+	// late is the share of the engines' time from which on times are not theirs.
+	late = 0.05
+	// patience is how long a proxy may take to serve.
 	patience = 10 * time.Second
 )
 
@@ -33,7 +36,13 @@ func run(ctx context.Context, o options, out *os.File) (err error) {
 		return err
 	}
 	begin := time.Now()
-	s, err := stage.New(ctx, stage.Options{Change: large})
+	host, release, err := loopback.Claim()
+	if err != nil {
+		return err
+	}
+	defer release()
+	at := placesOn(host)
+	s, err := stage.New(ctx, stage.Options{Change: prepared(at)})
 	if err != nil {
 		return err
 	}
@@ -42,16 +51,14 @@ func run(ctx context.Context, o options, out *os.File) (err error) {
 	if err != nil {
 		return err
 	}
-	proxy, err := s.Proxy(patience)
-	if err != nil {
+	if err := fleets[len(fleets)-1].through(ctx, s, o.proxy, at); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, proxy.Close()) }()
 	intro(out, o, requests, time.Since(begin))
 
 	var drivers []*driver
 	for _, f := range fleets {
-		drivers = append(drivers, &driver{fleet: f, engine: newStreamer(), proxy: proxy, ask: s.Client})
+		drivers = append(drivers, &driver{fleet: f, engine: newStreamer(), ask: s.Client, warm: time.Duration(float64(o.warm) * o.pace())})
 	}
 	driving, cut := context.WithCancel(ctx)
 	defer cut()
@@ -75,16 +82,16 @@ func run(ctx context.Context, o options, out *os.File) (err error) {
 	return conclude(out, o, drivers, took, cpuTime()-used)
 }
 
-// requests are those of the trace that are due within the span.
+// requests are those of the trace that are due while the caches get warm and after.
 func requests(o options) ([]trace.Request, error) {
 	list, err := recorded(o)
 	if err != nil {
 		return nil, err
 	}
-	end := time.Duration(float64(o.span) * o.pace())
+	end := time.Duration(float64(o.warm+o.span) * o.pace())
 	n := sort.Search(len(list), func(i int) bool { return list[i].At >= end })
 	if n == 0 {
-		return nil, errors.New("no request of the trace is due within -for")
+		return nil, errors.New("no request of the trace is due within -warm and -for")
 	}
 	return list[:n], nil
 }
@@ -112,11 +119,35 @@ func recorded(o options) ([]trace.Request, error) {
 }
 
 func intro(out *os.File, o options, list []trace.Request, took time.Duration) {
-	fmt.Fprintf(out, "Two fleets of %d engines, each with its agent, one scheduler; all exact after %.1f s.\n", o.engines, took.Seconds())
-	fmt.Fprintf(out, "Engines are fakes with vLLM's wire and a real block pool: Qwen3-32B on two H100, %g times its KV cache, steps %g times faster than real.\n", o.capacity, o.speedup)
-	fmt.Fprintf(out, "%d requests of %s, %g times denser than recorded, at the same moments to both fleets.\n", len(list), o.source(), o.load*float64(o.engines)/8)
-	fmt.Fprintf(out, "One cache without bounds for a whole fleet would hit %.1f %% of their prompt tokens: no choice of engines can hit more.\n", 100*trace.Ceiling(list))
-	fmt.Fprintf(out, "All times below are the engines' own: wall time x %g.\n\n", o.speedup)
+	fmt.Fprintf(out, `Three fleets of %d engines get the same requests at the same moments: one in
+turn, one by fewest requests, one through %s,
+which asks kvscout.
+
+Simulated: the engines. They have vLLM's wire and a real block pool, and take
+the time of Qwen3-32B on two H100, %g times faster, with %g times its KV cache.
+Real: all of kvscout, the proxy, the sockets between them, and the requests:
+%d of %s, %.2g times denser.
+
+One cache without bounds would hit %.1f %% of the tokens: nobody hits more.
+Times are the engines' own: wall time x %g. All cache states exact after %.1f s.
+
+`, o.engines, map[string]string{"gateway": "kvscout's own gateway", "envoy": "Envoy"}[o.proxy], o.speedup, o.capacity, len(list), o.source(), o.load*float64(o.engines)/8,
+		100*ceiling(list, time.Duration(float64(o.warm)*o.pace())), o.speedup, took.Seconds())
+}
+
+// ceiling is the share of the prompt tokens of the requests that count, from a time
+// of the trace on, that a cache without bounds would hit: one that is warm.
+func ceiling(list []trace.Request, from time.Duration) float64 {
+	warm := sort.Search(len(list), func(i int) bool { return list[i].At >= from })
+	hits := func(part []trace.Request) (hit, all float64) {
+		for _, q := range part {
+			all += float64(q.Input)
+		}
+		return all * trace.Ceiling(part), all
+	}
+	hit, all := hits(list)
+	before, uncounted := hits(list[:warm])
+	return (hit - before) / max(1, all-uncounted)
 }
 
 // show draws the run until it is done.
@@ -156,11 +187,14 @@ func show(out *os.File, o options, admin api.AdminClient, drivers []*driver, sta
 // scheduler says.
 func look(o options, trust map[string]string, drivers []*driver, at time.Duration) picture {
 	p := picture{
-		title: fmt.Sprintf("kvscout: %d engines in turn, %d by exact cached prefix, the same requests to both", o.engines, o.engines),
-		at:    at, of: o.span,
-		note: fmt.Sprintf("%s; TTFT in the engines' own time (wall x %g); cache: blocks that can be hit", o.source(), o.speedup),
+		title: fmt.Sprintf("kvscout: %d engines in turn, by fewest requests, by cached prefix", o.engines),
+		at:    at, of: o.warm + o.span,
+		note: fmt.Sprintf("the same requests to all; times are the engines' own (wall x %g)", o.speedup),
 	}
-	if at > o.span {
+	switch {
+	case at < o.warm:
+		p.note = "caches get warm: nothing counts yet"
+	case at > o.warm+o.span:
 		p.note = "all requests are sent; waiting for the last answers"
 	}
 	for _, d := range drivers {
@@ -178,6 +212,9 @@ func look(o options, trust map[string]string, drivers []*driver, at time.Duratio
 			})
 		}
 		p.fleets = append(p.fleets, f)
+		if text := d.shown.read(); text != "" {
+			p.decision = text
+		}
 	}
 	return p
 }
@@ -200,15 +237,16 @@ func conclude(out *os.File, o options, drivers []*driver, took, cpu time.Duratio
 		return err
 	}
 	engines := float64(o.engines * len(drivers))
-	fmt.Fprintf(out, "\nTimes are wall x %g, from a request's due time to its first token; cached tokens are the engines' own counts.\n", o.speedup)
-	for _, d := range drivers {
-		if !d.fleet.inTurn {
-			q := d.picks.read()
-			fmt.Fprintf(out, "A pick over gRPC took %.1f ms of wall time at the median and %.1f ms at the 99th percentile.\n", q.p50.Seconds()*1000, q.p99.Seconds()*1000)
-		}
+	fmt.Fprintf(out, `
+Times are wall x %g, from a request's due time to its first token; cached tokens
+are the engines' own counts. The first %v, in which caches got warm, do not
+count. The run took %.0f s with %.1f cores busy; the engines lost %.1f %% of their
+time to a machine that was late.
+`, o.speedup, o.warm, took.Seconds(), cpu.Seconds()/took.Seconds(), 100*lag.Seconds()/engines/took.Seconds())
+	if share := lag.Seconds() / engines / took.Seconds(); share > late {
+		fmt.Fprintf(out, "\nThis machine was too busy: the times say more of it than of kvscout.\n")
 	}
-	fmt.Fprintf(out, "Whole run %.0f s with %.1f cores busy; the engines lost %.1f %% of their time to a machine that was late.\n",
-		took.Seconds(), cpu.Seconds()/took.Seconds(), 100*lag.Seconds()/engines/took.Seconds())
+	fmt.Fprintf(out, "\n%s\n\nNext: beside your own vLLM in four commands, README.md; your proxy,\ndocs/PROXIES.md; another one here: make demo ARGS='-proxy envoy'.\n", conclusion(list))
 	if o.json {
 		return object(out, list)
 	}

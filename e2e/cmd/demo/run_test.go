@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"go.uber.org/goleak"
 )
@@ -30,7 +32,7 @@ func runDemo(t *testing.T, ctx context.Context, o options) ([]byte, error) {
 func TestDemoEndsWithOneObjectAndLeavesNothing(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	out, err := runDemo(t, context.Background(), options{
-		span: 2 * time.Second, json: true, engines: 2, speedup: 20, load: 2, capacity: 1, seed: 3,
+		proxy: "gateway", warm: time.Second, span: 2 * time.Second, json: true, engines: 2, speedup: 20, load: 2, capacity: 1, seed: 3,
 	})
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -40,8 +42,16 @@ func TestDemoEndsWithOneObjectAndLeavesNothing(t *testing.T) {
 	if err := json.Unmarshal(lines[len(lines)-1], &got); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if len(got.Fleets) != 2 || got.Fleets[0].Name != "round-robin" || got.Fleets[1].Name != "kvscout" {
+	if len(got.Fleets) != 3 || got.Fleets[0].Name != "round-robin" || got.Fleets[1].Name != "least-requests" || got.Fleets[2].Name != "kvscout" {
 		t.Fatalf("%+v", got)
+	}
+	for _, line := range lines[:len(lines)-1] {
+		if utf8.RuneCount(line) > 80 {
+			t.Errorf("more than 80 columns: %s", line)
+		}
+	}
+	if !bytes.Contains(out, []byte("kvscout than least-requests: median")) {
+		t.Errorf("no conclusion:\n%s", out)
 	}
 	for _, f := range got.Fleets {
 		if f.Requests+f.Unfinished == 0 || f.Failed > 0 || f.TTFTp50 <= 0 || f.TTFTp99 < f.TTFTp90 {
@@ -59,7 +69,7 @@ func TestInterruptStopsEverything(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	begin := time.Now()
-	if _, err := runDemo(t, ctx, options{span: 30 * time.Second, engines: 2, speedup: 4, load: 2, capacity: 1}); err == nil {
+	if _, err := runDemo(t, ctx, options{proxy: "gateway", span: 30 * time.Second, engines: 2, speedup: 4, load: 2, capacity: 1}); err == nil {
 		t.Error("an interrupted demo ended well")
 	}
 	if took := time.Since(begin); took > time.Minute {
@@ -68,8 +78,11 @@ func TestInterruptStopsEverything(t *testing.T) {
 }
 
 func TestOptionsSayAllThatIsWrong(t *testing.T) {
-	if err := (options{span: time.Hour, engines: 8, speedup: 4, load: 2.5, capacity: 1}).validate(); err == nil {
+	if err := (options{proxy: "gateway", span: time.Hour, engines: 8, speedup: 4, load: 2.5, capacity: 1}).validate(); err == nil {
 		t.Error("an hour is more than the trace has")
+	}
+	if err := (options{proxy: "squid", span: time.Second, engines: 8, speedup: 4, load: 1, capacity: 1}).validate(); err == nil || !strings.Contains(err.Error(), "-proxy") {
+		t.Errorf("a proxy that is not known: %v", err)
 	}
 	if err := (options{}).validate(); err == nil {
 		t.Error("nothing is no option")

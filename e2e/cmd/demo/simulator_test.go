@@ -50,7 +50,7 @@ func TestSimulatorAgreesWithThePrograms(t *testing.T) {
 	}
 	// Four engines and twice the load are the file's own pace.
 	out, err := runDemo(t, context.Background(), options{
-		trace: files[0], span: span, json: true, engines: engines, speedup: 1, load: 2, capacity: capacity, seed: 1,
+		proxy: "gateway", trace: files[0], span: span, json: true, engines: engines, speedup: 1, load: 2, capacity: capacity, seed: 1,
 	})
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -60,7 +60,7 @@ func TestSimulatorAgreesWithThePrograms(t *testing.T) {
 	if err := json.Unmarshal(lines[len(lines)-1], &played); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for i, policy := range []string{"round-robin", "default"} {
+	for i, policy := range []string{"round-robin", "least-requests", "default"} {
 		f, inTurn := played.Fleets[i], i == 0
 		way := f.TTFTMean - f.EngineTTFTMean
 		busy := way > tolerance*f.EngineTTFTMean

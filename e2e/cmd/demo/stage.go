@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvscout/kvscout/e2e/fakevllm"
@@ -14,30 +15,59 @@ import (
 // fleet is engines that serve one model name, which keeps the fleets apart.
 type fleet struct {
 	name    string
-	inTurn  bool // served round robin, else by the scheduler's picks
+	proxy   string // address that its requests go to; empty: choose says which engine
+	choose  func(n int) int
+	open    []atomic.Int64 // requests under way, by engine, where choose goes by them
 	engines []*fakevllm.Engine
+	before  firstTokens
 	members []string // ids, by engine
 	blocks  int      // of each engine, to hold something
 }
 
-// firstToken is the mean time to first token that the engines count, in their
-// own time.
-func (f *fleet) firstToken(speedup float64) time.Duration {
-	var total time.Duration
-	n := uint64(0)
-	for _, e := range f.engines {
-		c := e.State(0).Counters
-		total += c.FirstTokenWait
-		n += c.FirstTokens
-	}
-	return time.Duration(float64(total) * speedup / float64(max(1, n)))
+// firstTokens are those of all engines so far, and how long they took together, in
+// wall time.
+type firstTokens struct {
+	total time.Duration
+	n     uint64
 }
 
-// start sets up two fleets of engines with their agents on the stage, and waits
+func (f *fleet) counters() (t firstTokens) {
+	for _, e := range f.engines {
+		c := e.State(0).Counters
+		t.total += c.FirstTokenWait
+		t.n += c.FirstTokens
+	}
+	return t
+}
+
+// firstToken is the mean time to first token that the engines count since before,
+// in their own time.
+func (f *fleet) firstToken(speedup float64) time.Duration {
+	now := f.counters()
+	return time.Duration(float64(now.total-f.before.total) * speedup / float64(max(1, now.n-f.before.n)))
+}
+
+// leastOpen is the engine with the fewest requests under way, from another one on
+// each time.
+func (f *fleet) leastOpen(n int) int {
+	best := n % len(f.open)
+	for i := range f.open {
+		if k := (n + i) % len(f.open); f.open[k].Load() < f.open[best].Load() {
+			best = k
+		}
+	}
+	return best
+}
+
+// start sets up the fleets of engines with their agents on the stage, and waits
 // until the scheduler has an exact picture of every engine.
 func start(ctx context.Context, s *stage.Stage, o options) ([]*fleet, error) {
-	fleets := []*fleet{{name: "round-robin", inTurn: true}, {name: "kvscout"}}
+	inTurn, least := &fleet{name: "round-robin"}, &fleet{name: "least-requests"}
+	inTurn.choose = func(n int) int { return n % o.engines }
+	least.choose = least.leastOpen
+	fleets := []*fleet{inTurn, least, {name: "kvscout"}}
 	for _, f := range fleets {
+		f.open = make([]atomic.Int64, o.engines)
 		f.blocks = int(o.capacity * fakevllm.Qwen32BBlocks)
 		for i := range o.engines {
 			if err := f.start(s, i, o); err != nil {
@@ -78,5 +108,11 @@ func (f *fleet) start(s *stage.Stage, i int, o options) error {
 	return nil
 }
 
-// large lets the scheduler hold all blocks of all engines.
-func large(c *scheduler.Config) { c.IndexBytes = 2 << 30 }
+// prepared lets the scheduler hold all blocks of all engines, and serve every
+// proxy.
+func prepared(at places) func(*scheduler.Config) {
+	return func(c *scheduler.Config) {
+		c.IndexBytes = 2 << 30
+		c.GatewayAddress, c.ExtProcAddress, c.ExtProcEndpoints = at.gateway, at.picker, 2
+	}
+}

@@ -28,6 +28,7 @@ func newStreamer() *streamer {
 // result is what the engine said about a request.
 type result struct {
 	prompt, cached, output int
+	predicted              int // tokens, as a proxy says; 0: it does not
 }
 
 // complete sends a prompt and reads the answer to its end. first is called
@@ -51,6 +52,7 @@ func (s *streamer) complete(ctx context.Context, address, model string, prompt [
 		return result{}, err
 	}
 	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Kvscout-Explain", "1")
 	resp, err := s.http.Do(req)
 	if err != nil {
 		return result{}, err
@@ -97,5 +99,6 @@ func (s *streamer) complete(ctx context.Context, address, model string, prompt [
 	if err := json.Unmarshal(last, &in); err != nil {
 		return result{}, fmt.Errorf("%s: usage: %w", address, err)
 	}
-	return result{in.Usage.Prompt, in.Usage.Details.Cached, in.Usage.Output}, nil
+	predicted, _ := strconv.Atoi(resp.Header.Get("X-Kvscout-Cached-Tokens"))
+	return result{in.Usage.Prompt, in.Usage.Details.Cached, in.Usage.Output, predicted}, nil
 }

@@ -24,6 +24,13 @@ type sum struct {
 	lastError        string
 }
 
+// empty tells whether nothing was sent yet.
+func (t *tally) empty() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.sent == 0
+}
+
 func (t *tally) begin() {
 	t.mu.Lock()
 	t.sent++
@@ -96,24 +103,6 @@ func (d durations) quantiles() quantiles {
 		total += v
 	}
 	return quantiles{total / time.Duration(max(1, len(sorted))), at(.50), at(.90), at(.99)}
-}
-
-// stopwatch collects how long something took.
-type stopwatch struct {
-	mu    sync.Mutex // guards what follows
-	times durations
-}
-
-func (w *stopwatch) add(d time.Duration) {
-	w.mu.Lock()
-	w.times = append(w.times, d)
-	w.mu.Unlock()
-}
-
-func (w *stopwatch) read() quantiles {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.times.quantiles()
 }
 
 func (s sum) hitRate() float64 { return share(s.cached, s.prompt) }

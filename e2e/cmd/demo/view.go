@@ -17,6 +17,8 @@ type picture struct {
 	at, of time.Duration
 	note   string
 	fleets []fleetPicture
+	// decision of kvscout, one of late; empty: there is none to show.
+	decision string
 }
 
 type fleetPicture struct {
@@ -83,70 +85,67 @@ const (
 	cyan   = "\x1b[36m"
 )
 
-// lines lays the picture out: the fleets beside each other where the width
-// allows it, else below each other.
+// lines lays the picture out, the fleets below each other.
 func (p picture) lines(width int) []string {
 	out := []string{
-		bold + clip(p.title, width) + plain,
-		progress(p.at, p.of, min(width-20, 60)) + fmt.Sprintf(" %3.0f s of %.0f s", p.at.Seconds(), p.of.Seconds()),
-		dim + clip(p.note, width) + plain,
+		bold + p.title + plain,
+		progress(p.at, p.of, min(width-20, 50)) + fmt.Sprintf(" %3.0f s of %.0f s", p.at.Seconds(), p.of.Seconds()),
+		dim + p.note + plain,
 		"",
 	}
-	const gap = "   "
-	column := width
-	beside := width >= 2*columnWidth+len(gap)
-	if beside {
-		column = (width - len(gap)) / 2
-	}
-	var blocks [][]string
 	for _, f := range p.fleets {
-		blocks = append(blocks, f.lines(column))
+		out = append(append(out, f.lines()...), "")
 	}
-	if !beside {
-		for _, b := range blocks {
-			out = append(append(out, b...), "")
-		}
-		return out
-	}
-	for i := range blocks[0] {
-		var row []string
-		for _, b := range blocks {
-			row = append(row, pad(b[min(i, len(b)-1)], column))
-		}
-		out = append(out, strings.Join(row, gap))
-	}
-	return out
-}
-
-// columnWidth is what a fleet needs.
-const columnWidth = 58
-
-func (f fleetPicture) lines(width int) []string {
-	out := []string{
-		bold + cyan + f.name + plain + fmt.Sprintf("  hit rate %s%4.1f %%%s  TTFT p50 %s%s%s p90 %s p99 %s",
-			bold, 100*f.sum.hitRate(), plain, bold, seconds(f.ttft.p50), plain, seconds(f.ttft.p90), seconds(f.ttft.p99)),
-		fmt.Sprintf("%d sent, %d open, %d done, predictions off by %.2f %%",
-			f.sum.sent, f.sum.open, f.sum.done, 100*share(f.sum.error, f.sum.prompt)),
-		dim + pad("member", 4) + "  cache      in use     run  wait   hit  trust" + plain,
-	}
-	const cells = 9
-	for _, m := range f.members {
-		colour := green
-		if m.trust != "EXACT" {
-			colour = yellow
-		}
-		load := green
-		if m.used > 0.85 || m.waiting > 0 {
-			load = yellow
-		}
-		out = append(out, fmt.Sprintf("%6s  %s%s%s  %s%s%s  %4d %5d %4.0f%%  %s%s%s", m.name,
-			cyan, bar(m.cached, cells), plain, load, bar(m.used, cells), plain,
-			m.running, m.waiting, 100*m.hitRate, colour, m.trust, plain))
+	if p.decision != "" {
+		out = append(out, dim+"A decision of kvscout:"+plain)
+		out = append(out, wrapped(p.decision, width)...)
 	}
 	for i := range out {
 		out[i] = clipStyled(out[i], width)
 	}
 	return out
+}
+
+func (f fleetPicture) lines() []string {
+	var cached, used strings.Builder
+	running, waiting, exact := 0, 0, 0
+	for _, m := range f.members {
+		cached.WriteRune(column(m.cached))
+		used.WriteRune(column(m.used))
+		running, waiting = running+m.running, waiting+m.waiting
+		if m.trust == "EXACT" {
+			exact++
+		}
+	}
+	colour := green
+	if exact < len(f.members) {
+		colour = yellow
+	}
+	return []string{
+		bold + cyan + pad(f.name, 15) + plain + fmt.Sprintf(" hit rate %s%4.1f %%%s  TTFT mean %s%s%s, p50 %s, p99 %s",
+			bold, 100*f.sum.hitRate(), plain, bold, seconds(f.ttft.mean), plain, seconds(f.ttft.p50), seconds(f.ttft.p99)),
+		fmt.Sprintf("  engines: cache %s%s%s in use %s%s%s  %d run, %d wait, %s%d of %d exact%s",
+			cyan, cached.String(), plain, green, used.String(), plain, running, waiting, colour, exact, len(f.members), plain),
+		fmt.Sprintf("  %d sent, %d open, %d done; predicted tokens off by %.2f %%",
+			f.sum.sent, f.sum.open, f.sum.done, 100*share(f.sum.error, f.sum.prompt)),
+	}
+}
+
+// wrapped is a text in lines of at most that width.
+func wrapped(text string, width int) (lines []string) {
+	line := ""
+	for _, word := range strings.Fields(text) {
+		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
+			lines, line = append(lines, line), ""
+		}
+		line = strings.TrimPrefix(line+" "+word, " ")
+	}
+	return append(lines, line)
+}
+
+// column is a share as a bar that stands.
+func column(share float64) rune {
+	return []rune("▁▂▃▄▅▆▇█")[int(max(0, min(1, share))*7+0.5)]
 }
 
 func progress(at, of time.Duration, cells int) string {
@@ -172,13 +171,6 @@ func seconds(d time.Duration) string {
 		return fmt.Sprintf("%.0f ms", d.Seconds()*1000)
 	}
 	return fmt.Sprintf("%.1f s", d.Seconds())
-}
-
-func clip(s string, width int) string {
-	if utf8.RuneCountInString(s) <= width {
-		return s
-	}
-	return string([]rune(s)[:width])
 }
 
 // visible counts the columns of a styled string.
@@ -221,18 +213,15 @@ func clipStyled(s string, width int) string {
 
 // line is the picture for those who have no terminal.
 func (p picture) line() string {
-	parts := []string{fmt.Sprintf("%3.0f s", p.at.Seconds())}
+	lines := []string{fmt.Sprintf("%3.0f s  %s", p.at.Seconds(), p.note)}
 	for _, f := range p.fleets {
-		running, waiting, exact := 0, 0, 0
-		for _, m := range f.members {
-			running += m.running
-			waiting += m.waiting
-			if m.trust == "EXACT" {
-				exact++
-			}
-		}
-		parts = append(parts, fmt.Sprintf("%s: %d done, %d running, %d waiting, hit rate %.1f %%, TTFT p50 %s p90 %s, %d of %d exact",
-			f.name, f.sum.done, running, waiting, 100*f.sum.hitRate(), seconds(f.ttft.p50), seconds(f.ttft.p90), exact, len(f.members)))
+		lines = append(lines, fmt.Sprintf("  %-15s %4d done, hit rate %4.1f %%, TTFT mean %s p99 %s",
+			f.name, f.sum.done, 100*f.sum.hitRate(), seconds(f.ttft.mean), seconds(f.ttft.p99)))
 	}
-	return strings.Join(parts, " | ")
+	if p.decision != "" {
+		for _, l := range wrapped(p.decision, 78) {
+			lines = append(lines, "  "+l)
+		}
+	}
+	return strings.Join(lines, "\n")
 }

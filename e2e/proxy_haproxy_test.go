@@ -20,7 +20,7 @@ func needHAProxy(t *testing.T) string {
 
 // needProgram is the path of a program: the one that the variable names, or that of
 // the usual name. Without it a test is skipped, unless KVSCOUT_REQUIRE_ and the
-// variable's name say that it must be there.
+// program's name say that it must be there.
 func needProgram(t *testing.T, name, variable, usual, hint string) string {
 	t.Helper()
 	program := os.Getenv(variable)
@@ -31,7 +31,7 @@ func needProgram(t *testing.T, name, variable, usual, hint string) string {
 	if err == nil {
 		return path
 	}
-	if os.Getenv("KVSCOUT_REQUIRE_"+variable) != "" {
+	if os.Getenv("KVSCOUT_REQUIRE_"+strings.ToUpper(name)) != "" {
 		t.Fatalf("no %s: %v", name, err)
 	}
 	t.Skipf("skipped: no %s: %s (%v)", name, hint, err)

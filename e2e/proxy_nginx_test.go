@@ -11,10 +11,10 @@ import (
 )
 
 // needNginx skips a test where there is no nginx, unless it must be there. Its module
-// njs lies where Debian has it, beside the program.
+// njs lies where Debian has it, beside the program. The variable NGINX is nginx' own.
 func needNginx(t *testing.T) string {
 	t.Helper()
-	return needProgram(t, "nginx", "NGINX", "nginx", "make test-nginx")
+	return needProgram(t, "nginx", "NGINX_BIN", "nginx", "make test-nginx")
 }
 
 var throughNginx = nginxWith()
@@ -47,13 +47,13 @@ func nginxWith(script ...[2]string) reverseProxy {
 				user = "user root;\n" // who else may not enter the test's folder
 			}
 			// Where a package of nginx has its folders is not for tests to write.
-			folders := user + "pid nginx.pid;\nhttp {\n"
+			folders := "http {\n"
 			for _, name := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
 				folders += fmt.Sprintf("    %s_temp_path %[1]s;\n", name)
 			}
 			changes := [][2]string{
 				{"modules/", modules + "/"},
-				{"http {\n", folders},
+				{"user www-data;\n", user}, {"http {\n", folders}, {"/run/nginx-kvscout.pid", "nginx.pid"},
 				{"        127.0.0.1:8000 engine0;\n        127.0.0.1:8001 engine1;\n", names},
 				{"    upstream engine0 { server 127.0.0.1:8000; keepalive 64; keepalive_timeout 4s; }\n    upstream engine1 { server 127.0.0.1:8001; keepalive 64; keepalive_timeout 4s; }\n", single},
 				{"server 127.0.0.1:8000; server 127.0.0.1:8001; ", all},

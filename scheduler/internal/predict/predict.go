@@ -45,7 +45,7 @@ type Blocks struct {
 	at     map[blockkey.Key]int32 // place in marks
 	marks  []mark
 	free   []int32   // places in marks, which are zero
-	queue  []dueMark // in order of insertion, from head on
+	queue  []dueMark // each mark once, from head on: in order of insertion, or of the last look at it
 	head   int
 	// withdrawn decisions, and in their order in a ring that turn writes.
 	withdrawn map[uint64]struct{}
@@ -81,6 +81,7 @@ func (s *sent) common(keys []blockkey.Key) int {
 	return n
 }
 
+// dueMark is a mark and until when it was believed when it was put there.
 type dueMark struct {
 	key   blockkey.Key
 	until time.Duration
@@ -223,7 +224,7 @@ func (b *Blocks) add(keys []blockkey.Key, step int, s sent, until, now time.Time
 	b.expireLocked(at)
 	for i, n := 0, 0; i < len(keys) && n < maxMarks; i, n = i+step, n+1 {
 		s.follow = uint8(copy(s.rest[:step-1], keys[i+1:]))
-		m := b.markLocked(keys[i])
+		m := b.markLocked(keys[i], s.until)
 		place := 0
 		for j := range m {
 			if m[j].until != 0 && s.continues(&m[j]) {
@@ -235,7 +236,6 @@ func (b *Blocks) add(keys []blockkey.Key, step int, s sent, until, now time.Time
 			}
 		}
 		m[place] = s
-		b.queue = append(b.queue, dueMark{keys[i], s.until})
 	}
 	for len(b.queue)-b.head > maxAll {
 		b.popLocked(at, true)
@@ -250,8 +250,8 @@ func (b *Blocks) sinceLocked(t time.Time) time.Duration {
 	return t.Sub(b.origin)
 }
 
-// markLocked is the mark of a key; a new one is zero.
-func (b *Blocks) markLocked(key blockkey.Key) *mark {
+// markLocked is the mark of a key; a new one is zero, and due at a time.
+func (b *Blocks) markLocked(key blockkey.Key, until time.Duration) *mark {
 	place, ok := b.at[key]
 	if !ok {
 		if n := len(b.free); n > 0 {
@@ -260,6 +260,7 @@ func (b *Blocks) markLocked(key blockkey.Key) *mark {
 			place, b.marks = int32(len(b.marks)), append(b.marks, mark{})
 		}
 		b.at[key] = place
+		b.queue = append(b.queue, dueMark{key, until})
 	}
 	return &b.marks[place]
 }
@@ -286,20 +287,20 @@ func (b *Blocks) expireLocked(at time.Duration) {
 	}
 }
 
-// popLocked takes the oldest mark off the queue, and out of the map unless
-// somebody renewed it.
+// popLocked takes the oldest mark off the queue and out of the map. One that
+// somebody renewed goes to the end of the queue instead.
 func (b *Blocks) popLocked(at time.Duration, force bool) {
 	d := b.queue[b.head]
 	b.head++
-	place, ok := b.at[d.key]
-	if !ok {
-		return
-	}
+	place := b.at[d.key]
 	m := &b.marks[place]
+	until := time.Duration(0)
 	for i := range m {
-		if m[i].until > at && (!force || m[i].until > d.until) {
-			return
-		}
+		until = max(until, m[i].until)
+	}
+	if until > at && (!force || until > d.until) {
+		b.queue = append(b.queue, dueMark{d.key, until})
+		return
 	}
 	*m = mark{}
 	b.free = append(b.free, place)

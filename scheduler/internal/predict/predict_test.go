@@ -27,3 +27,41 @@ func TestPredictionsAreBounded(t *testing.T) {
 		t.Errorf("%d marks are kept", n)
 	}
 }
+
+// A prompt that comes again and again takes no more room than once, pushes out
+// nobody, and is believed until the last of them runs out.
+func TestRenewingPushesNobodyOut(t *testing.T) {
+	b := New(index.New(index.Config{}))
+	chain := func(from int) []blockkey.Key {
+		keys := make([]blockkey.Key, 800)
+		for i := range keys {
+			keys[i] = blockkey.Key(from + i + 1)
+		}
+		return keys
+	}
+	once, often := chain(0), chain(1000)
+	found := func(keys []blockkey.Key, now time.Time) int {
+		var s Search
+		return b.Match(keys, &s, now)
+	}
+	ttl := b.Add(Sent{Member: 1, Epoch: 1, Keys: once, First: 10 * time.Second}, t0)
+	now := t0
+	for range 2 * maxAll / 100 {
+		now = now.Add(time.Millisecond)
+		b.Add(Sent{Member: 2, Epoch: 1, Keys: often, First: 10 * time.Second}, now)
+	}
+	if n := b.Stats().Marks; n != 200 || len(b.queue)-b.head != n {
+		t.Errorf("%d marks, %d in the queue", n, len(b.queue)-b.head)
+	}
+	if found(once, now) != len(once) || found(often, now) != len(often) {
+		t.Error("somebody was pushed out")
+	}
+	b.Tick(t0.Add(ttl))
+	if n := b.Stats().Marks; n != 100 || found(often, t0.Add(ttl)) != len(often) {
+		t.Errorf("%d marks when the first has run out", n)
+	}
+	b.Tick(now.Add(ttl))
+	if n := b.Stats().Marks; n != 0 || len(b.queue)-b.head != 0 {
+		t.Errorf("%d marks when all have run out", n)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -100,8 +101,16 @@ func elsewhere(address string) string {
 
 // startEnvoy puts Envoy in front of the engines at these addresses and lets it ask
 // these endpoint pickers. cluster is engines or destination, or plain for the
-// engines in turn, of whom nobody asks.
-func startEnvoy(t *testing.T, p *play, cluster string, pickers, engines []string) *envoy {
+// engines in turn, of whom nobody asks. Edits are what is replaced by what besides.
+func startEnvoy(t *testing.T, p *play, cluster string, pickers, engines []string, edits ...string) *envoy {
+	t.Helper()
+	e := newEnvoy(t, p, cluster, pickers, engines, edits...)
+	e.untilStat("cluster.kvscout.membership_healthy", fmt.Sprint(len(pickers)))
+	return e
+}
+
+// newEnvoy may not have found the pickers yet.
+func newEnvoy(t *testing.T, p *play, cluster string, pickers, engines []string, edits ...string) *envoy {
 	t.Helper()
 	path := needEnvoy(t)
 	host := loopback.Host(t)
@@ -122,12 +131,16 @@ func startEnvoy(t *testing.T, p *play, cluster string, pickers, engines []string
 		config = strings.NewReplacer(all, all+"                typed_per_filter_config: {envoy.filters.http.ext_proc: {"+off+"}}\n",
 			"least_request", "round_robin", "LeastRequest", "RoundRobin").Replace(config)
 	}
-	for _, change := range [][2]string{
+	changes := [][2]string{
 		{place("9901"), elsewhere(e.admin)}, {place("8080"), elsewhere(net.JoinHostPort(host, "28080"))},
 		{fmt.Sprintf(endpoint, place("9002")), list(pickers)},
 		{fmt.Sprintf(endpoint+endpoint, place("8000"), place("8001")), list(engines)},
 		{"cluster: engines # or: destination", "cluster: " + cluster},
-	} {
+	}
+	for edit := range slices.Chunk(edits, 2) {
+		changes = append(changes, [2]string{edit[0], edit[1]})
+	}
+	for _, change := range changes {
 		if strings.Count(config, change[0]) != 1 {
 			t.Fatalf("deploy/proxies/envoy/envoy.yaml has not exactly one %q", change[0])
 		}
@@ -139,7 +152,6 @@ func startEnvoy(t *testing.T, p *play, cluster string, pickers, engines []string
 	}
 	e.pid = runProgram(t, path, "-c", file, "--concurrency", "2", "--log-level", "warning", "--use-dynamic-base-id").Process.Pid
 	t.Cleanup(e.http.CloseIdleConnections)
-	e.untilStat("cluster.kvscout.membership_healthy", fmt.Sprint(len(pickers)))
 	return e
 }
 

@@ -37,6 +37,7 @@ import (
 // receiver is what OTLP is sent to.
 type receiver struct {
 	tracespb.UnimplementedTraceServiceServer
+	address string
 
 	mu      sync.Mutex // guards what follows
 	spans   []*tracepb.Span
@@ -99,7 +100,7 @@ func collector(t *testing.T) *receiver {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &receiver{metrics: make(map[string]bool), instances: make(map[string]string)}
+	r := &receiver{address: l.Addr().String(), metrics: make(map[string]bool), instances: make(map[string]string)}
 	server := grpc.NewServer()
 	tracespb.RegisterTraceServiceServer(server, r)
 	metricspb.RegisterMetricsServiceServer(server, metricsReceiver{receiver: r})

@@ -45,6 +45,9 @@ type Config struct {
 	Pick   func(context.Context, *api.PickRequest) (*api.PickResponse, error)
 	Score  func(context.Context, *api.ScoreRequest) (*api.ScoreResponse, error)
 	Report func(context.Context, *api.ReportRequest) (*api.ReportResponse, error)
+	// Trace is a context that continues the trace that headers tell of, until it is
+	// ended.
+	Trace func(ctx context.Context, headers map[string]string) (context.Context, func())
 	// Fleet says who listens where.
 	Fleet *fleet.Fleet
 	Options
@@ -215,7 +218,9 @@ func (st *stream) ask(a *ask) {
 			st.cancel()
 		}
 	}()
-	c, err := st.decide(st.ctx, a)
+	ctx, end := st.cfg.Trace(st.ctx, a.request.GetHeaders())
+	defer end()
+	c, err := st.decide(ctx, a)
 	// Where sending fails the stream is over, and receive hears so.
 	_ = st.step(func(x *exchange) (step, error) {
 		if err == nil {

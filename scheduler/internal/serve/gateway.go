@@ -3,14 +3,20 @@ package serve
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"slices"
 	"time"
 
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
 
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
+	"github.com/kvscout/kvscout/protocol/telemetry"
 	"github.com/kvscout/kvscout/scheduler/internal/extproc"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/gateway"
@@ -23,6 +29,9 @@ const (
 	// noticeWait is how long gateways may take to see that no new requests are
 	// wanted, until when they are served.
 	noticeWait = 3 * time.Second
+	// gatewayPingMin is the shortest interval in which a gateway may ping: by that it
+	// finds a scheduler that hangs.
+	gatewayPingMin = time.Second
 )
 
 // Picker is what gateways ask, on the same steps as the API.
@@ -32,6 +41,7 @@ func (c *Config) Picker(fleet *fleet.Fleet, options extproc.Options, log *slog.L
 		Score:   within(c, api.Scheduler_Score_FullMethodName, c.Service.Score),
 		Report:  within(c, api.Scheduler_Report_FullMethodName, c.Service.Report),
 		Fleet:   fleet,
+		Trace:   c.trace,
 		Options: options,
 		Log:     log,
 	})
@@ -63,6 +73,20 @@ func (h *here) Report(ctx context.Context, r *api.ReportRequest, _ ...grpc.CallO
 	return h.report(ctx, r)
 }
 
+// trace continues a client's trace, as its request's headers tell it, by a span of
+// its own where the gateway has said nothing of one. A gateway that keeps its spans
+// to itself says that a trace is not sampled; the client knows.
+func (c *Config) trace(ctx context.Context, headers map[string]string) (context.Context, func()) {
+	client := trace.SpanContextFromContext(c.Telemetry.Propagator.Extract(context.Background(), propagation.MapCarrier(headers)))
+	md, _ := metadata.FromIncomingContext(ctx)
+	told := trace.SpanContextFromContext(c.Telemetry.Propagator.Extract(context.Background(), propagation.HeaderCarrier(http.Header{"Traceparent": md.Get("traceparent")})))
+	if !client.IsValid() || told.IsValid() && (client.TraceID() != told.TraceID() || told.IsSampled()) {
+		return ctx, func() {}
+	}
+	ctx, span := c.Telemetry.Tracers.Tracer(telemetry.Scope).Start(trace.ContextWithRemoteSpanContext(ctx, client), extproc.ServiceName+"/Process", trace.WithSpanKind(trace.SpanKindServer))
+	return ctx, func() { span.End() }
+}
+
 // within makes a call of the API one of this process: limits, deadlines, errors,
 // metrics and logs are the same, and nothing is copied.
 func within[Q, A any](c *Config, method string, handle func(context.Context, *Q) (*A, error)) func(context.Context, *Q) (*A, error) {
@@ -83,7 +107,8 @@ func within[Q, A any](c *Config, method string, handle func(context.Context, *Q)
 
 // newExtProc serves gateways.
 func (s *Server) newExtProc() *grpc.Server {
-	server := grpc.NewServer(append(s.cfg.Options(), creds(s.cfg.ExtProcTLS), grpc.MaxRecvMsgSize(extproc.MaxMessage))...)
+	server := grpc.NewServer(append(s.cfg.Options(), creds(s.cfg.ExtProcTLS), grpc.MaxRecvMsgSize(extproc.MaxMessage),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: gatewayPingMin, PermitWithoutStream: true}))...)
 	s.cfg.ExtProc.Register(server)
 	healthpb.RegisterHealthServer(server, alive{s.health})
 	return server

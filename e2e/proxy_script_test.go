@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"encoding/base64"
 	"fmt"
 	"io"
 	"net/http"
@@ -185,6 +186,11 @@ func (r reverseProxy) testFiveMegabytes(t *testing.T) {
 	q := random(1, 860_000)
 	if n := len(q.completion("")); n < 5_000_000 {
 		t.Fatalf("only %d bytes", n)
+	}
+	start := time.Now()
+	x.call("/v1/score", nil, object{"request": object{"prompt": object{"openai_body": base64.StdEncoding.EncodeToString(q.completion(""))}}}, new(api.ScoreResponse))
+	if took := time.Since(start); took > time.Second/2 {
+		t.Skipf("skipped: the scheduler itself takes %v here, and a proxy waits for 1 s", took)
 	}
 	for round := range 2 {
 		x.complete(q, "", round*q.cacheable())

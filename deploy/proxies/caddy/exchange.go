@@ -75,7 +75,8 @@ func (x *exchange) with(ctx context.Context, body []byte) *http.Request {
 	r := x.r.Clone(ctx)
 	r.Body, r.ContentLength, r.TransferEncoding = io.NopCloser(bytes.NewReader(body)), int64(len(body)), nil
 	r.Header.Set("Content-Length", strconv.Itoa(len(body)))
-	for _, name := range client.ControlHeaders {
+	// Who computes and who pulls is not the client's to say.
+	for _, name := range append([]string{client.RankHeader, client.PrefillHeader, client.PullHeader}, client.ControlHeaders...) {
 		r.Header.Del(name)
 	}
 	return r

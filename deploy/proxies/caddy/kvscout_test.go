@@ -191,6 +191,22 @@ func TestSelection(t *testing.T) {
 	}
 }
 
+// What is for the scheduler, or comes from it, does not reach the engine as a client
+// says it, and what is not the scheduler's is not shown to it.
+func TestHeadersGoWhereTheyBelong(t *testing.T) {
+	r := httptest.NewRequest(http.MethodPost, "/", nil)
+	for _, name := range []string{client.RankHeader, client.PrefillHeader, client.PullHeader, client.ControlHeaders[0], "Authorization", "Cookie", "X-Session-Id"} {
+		r.Header.Set(name, "x")
+	}
+	x := newExchange(nil, r, nil, []byte("{}"))
+	if h := x.again(t.Context()).Header; len(h) != 4 || h.Get("Authorization") != "x" || h.Get("Cookie") != "x" || h.Get("X-Session-Id") != "x" || h.Get("Content-Length") != "2" {
+		t.Errorf("the engine sees %v", h)
+	}
+	if h := x.request().GetHeaders(); h["authorization"] != "" || h["cookie"] != "" || h["x-session-id"] != "x" {
+		t.Errorf("the scheduler sees %v", h)
+	}
+}
+
 // A scheduler's own refusals are the client's; all else is for the fallback.
 func TestRefusals(t *testing.T) {
 	failed := func(code codes.Code, reason string) error {

@@ -2,9 +2,6 @@ package serve
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"net"
 	"net/http"
 
 	"github.com/kvscout/kvscout/scheduler/internal/rest"
@@ -12,14 +9,13 @@ import (
 
 // web serves the API as HTTP/JSON. One without a listener serves nothing.
 type web struct {
-	listener net.Listener
-	server   *http.Server
+	httpServer
 	services *rest.Local
 }
 
 // newWeb listens where HTTPAddress says so.
 func (s *Server) newWeb() (*web, error) {
-	w := &web{server: &http.Server{}, services: &rest.Local{Unary: s.cfg.unary(), Streams: s.cfg.streams(), Stats: s.cfg.stats()}}
+	w := &web{httpServer: httpServer{server: &http.Server{}}, services: &rest.Local{Unary: s.cfg.unary(), Streams: s.cfg.streams(), Stats: s.cfg.stats()}}
 	if s.cfg.HTTPAddress == "" {
 		return w, nil
 	}
@@ -36,49 +32,12 @@ func (s *Server) newWeb() (*web, error) {
 		return nil, err
 	}
 	w.server.TLSConfig = s.cfg.TLS
-	l, err := net.Listen("tcp", s.cfg.HTTPAddress)
-	if err != nil {
-		return nil, fmt.Errorf("HTTP address: %w", err)
-	}
-	w.listener = &listener{Listener: l, limit: maxConnections, refused: s.cfg.Refused}
-	return w, nil
-}
-
-func (w *web) address() string {
-	if w.listener == nil {
-		return ""
-	}
-	return w.listener.Addr().String()
-}
-
-// serve until stop or close.
-func (w *web) serve() (err error) {
-	switch {
-	case w.listener == nil:
-		return nil
-	case w.server.TLSConfig == nil:
-		err = w.server.Serve(w.listener)
-	default:
-		err = w.server.ServeTLS(w.listener, "", "")
-	}
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return err
+	w.listener, err = s.bind("HTTP", s.cfg.HTTPAddress, maxConnections)
+	return w, err
 }
 
 // stop finishes what is under way, as far as ctx allows.
 func (w *web) stop(ctx context.Context) {
-	if err := w.server.Shutdown(ctx); err != nil {
-		w.close()
-	}
+	w.httpServer.stop(ctx)
 	w.services.Wait()
-}
-
-// close at once.
-func (w *web) close() {
-	if w.listener != nil {
-		w.listener.Close()
-	}
-	w.server.Close()
 }

@@ -66,7 +66,7 @@ type Server struct {
 	health *health.Server
 	calls  []served // of callers, and of gateways
 	web    *web
-	openai *openai
+	openai *httpServer
 	pages  net.Listener
 	admin  *http.Server
 }
@@ -106,13 +106,22 @@ func Listen(cfg Config) (_ *Server, err error) {
 }
 
 func (s *Server) listen(what, address string, server *grpc.Server) error {
-	tcp, err := net.Listen("tcp", address)
+	l, err := s.bind(what, address, maxConnections)
 	if err != nil {
 		server.Stop()
-		return fmt.Errorf("%s address: %w", what, err)
+		return err
 	}
-	s.calls = append(s.calls, served{server, &listener{Listener: tcp, limit: maxConnections, refused: s.cfg.Refused}})
+	s.calls = append(s.calls, served{server, l})
 	return nil
+}
+
+// bind listens, for so many connections at a time.
+func (s *Server) bind(what, address string, limit int64) (net.Listener, error) {
+	tcp, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("%s address: %w", what, err)
+	}
+	return &listener{Listener: tcp, limit: limit, refused: s.cfg.Refused}, nil
 }
 
 // Addrs that are bound.

@@ -63,7 +63,8 @@ func TestProxyLatencyCaddy(t *testing.T) { measureProxy(t, throughCaddy) }
 func startCaddy(t *testing.T, s *site, options string) served {
 	t.Helper()
 	path := needCaddy(t)
-	address := net.JoinHostPort(loopback.Host(t), "28080")
+	host := loopback.Host(t)
+	address := net.JoinHostPort(host, "28080")
 	config := read(t, "../deploy/proxies/caddy/Caddyfile")
 	const ask = "\tkvscout 127.0.0.1:50051 {\n\t\ttimeout 200ms\n\t}\n"
 	const policy = "lb_policy kvscout {\n\t\t\tfallback least_conn\n\t\t}"
@@ -84,7 +85,8 @@ func startCaddy(t *testing.T, s *site, options string) served {
 	}
 	dir := t.TempDir()
 	file := filepath.Join(dir, "Caddyfile")
-	config = "{\n\tadmin off\n\tpersist_config off\n\tservers {\n\t\tprotocols h1 h2c\n\t}\n}\n" + config
+	// A site's address says who is served, not where: without this it is every address.
+	config = "{\n\tadmin off\n\tpersist_config off\n\tdefault_bind " + host + "\n\tservers {\n\t\tprotocols h1 h2c\n\t}\n}\n" + config
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 type Served struct {
 	Prompt, Held, Expected, Cached int
 	Exact                          bool
+	Why                            string // of what is not EXACT
 }
 
 // Off is by how many tokens what was expected is wrong.
@@ -38,6 +39,9 @@ func (s *Stage) Burst(ctx context.Context, model string, prompts [][]uint32,
 		first := answer.GetRanking().GetCandidates()[0]
 		has := first.GetCachedTokens()
 		list[i] = Served{Prompt: len(tokens), Held: int(has.GetGpu() + has.GetHost() + has.GetDisk()), Exact: Trusted(first)}
+		if !list[i].Exact {
+			list[i].Why = first.GetCacheState().GetExplanation()
+		}
 		list[i].Expected = list[i].Held + int(has.GetPredicted())
 		group.Go(func() {
 			if list[i].Cached, errs[i] = send(ctx, tokens); errs[i] != nil {

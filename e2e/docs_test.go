@@ -30,6 +30,17 @@ func read(t *testing.T, path string) string {
 	return string(text)
 }
 
+// write makes a file, and the folders that it is in.
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestDocsListEveryFlag compares the tables of flags with what the commands say
 // themselves; -update writes them.
 func TestDocsListEveryFlag(t *testing.T) {

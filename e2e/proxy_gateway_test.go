@@ -3,10 +3,12 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"io"
 	"net"
 	"net/http"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -14,6 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvscout/kvscout/e2e/authority"
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/loopback"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
@@ -269,4 +274,94 @@ func TestOwnGatewayStopsInGoodOrder(t *testing.T) {
 		t.Errorf("the stream ends with %.300s", text)
 	}
 	<-stopped
+}
+
+// A request that names no model goes where the fewest requests are; of members with
+// as many to any, and to one that may not answer when nobody else is left.
+func TestOwnGatewayBalancesWhatNamesNoModel(t *testing.T) {
+	r := throughGateway(t)
+	s := r.site(t)
+	var members []*speaker
+	for _, name := range []string{"first", "second"} {
+		members = append(members, s.announce(name, standIn(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, name) })))
+	}
+	x := r.before(t, s, nil)
+	load := func(requests ...uint32) {
+		for i, m := range members {
+			m.loaded(busy(requests[i]))
+			x.untilMember(m.id, "have its load", func(m *api.MemberState) bool { return m.GetRunningRequests() == requests[i] })
+		}
+	}
+	served := func() map[string]int {
+		by := make(map[string]int)
+		for range 40 {
+			_, text := x.answered("GET", "/v1/files", "")
+			by[text]++
+		}
+		return by
+	}
+	load(5, 4)
+	if by := served(); by["second"] != 40 {
+		t.Errorf("5 and 4 requests: %v", by)
+	}
+	load(3, 4)
+	if by := served(); by["first"] != 40 {
+		t.Errorf("3 and 4 requests: %v", by)
+	}
+	load(4, 4)
+	if by := served(); by["first"] == 0 || by["second"] == 0 || len(by) != 2 {
+		t.Errorf("4 and 4 requests: %v", by)
+	}
+	asleep := busy(0)
+	asleep.Sleeping = proto.Bool(true)
+	members[0].loaded(asleep)
+	x.untilMember(members[0].id, "sleep", func(m *api.MemberState) bool { return m.GetRunningRequests() == 0 })
+	if by := served(); by["second"] != 40 {
+		t.Errorf("the first sleeps: %v", by)
+	}
+}
+
+// With certificates the gateway speaks TLS alone, in both versions of HTTP, to
+// clients that have one, too, where an authority for theirs is named.
+func TestOwnGatewayTLS(t *testing.T) {
+	s := &secured{t: t, ca: authority.New(t)}
+	public, seed := authority.User(t)
+	users := filepath.Join(t.TempDir(), "users")
+	write(t, users, "agent "+public+" prod/pod\n")
+	address := net.JoinHostPort(loopback.Host(t), "28080")
+	s.schedule(scheduler.Config{NATSUsers: users, GatewayAddress: address})
+	engine := s.engine(1)
+	s.agent(engine, "prod", "pod", key{seed: seed})
+	s.until("the engine is a member", func() bool { return proven(s.members()["prod_pod_0"]) })
+
+	get := func(url string, config *tls.Config, second bool) (*http.Response, string, error) {
+		protocols := new(http.Protocols)
+		protocols.SetHTTP1(!second)
+		protocols.SetHTTP2(second)
+		transport := &http.Transport{TLSClientConfig: config, Protocols: protocols}
+		defer transport.CloseIdleConnections()
+		client := &http.Client{Transport: transport, Timeout: patience}
+		answer, err := client.Post(url+"/v1/completions", "application/json", bytes.NewReader(several(1, 1)[0].completion("")))
+		if err != nil {
+			return nil, "", err
+		}
+		defer answer.Body.Close()
+		text, err := io.ReadAll(answer.Body)
+		return answer, string(text), err
+	}
+	for _, second := range []bool{false, true} {
+		answer, text, err := get("https://"+address, s.ca.Client(t, s.tls()), second)
+		if err != nil || answer.StatusCode != http.StatusOK || !strings.Contains(text, `"usage"`) || (answer.ProtoMajor == 2) != second {
+			t.Errorf("HTTP/2 %v: %v %s %v", second, answer, text, err)
+		}
+	}
+	if answer, text, err := get("https://"+address, s.ca.Client(t, authority.Pair{}), false); err == nil {
+		t.Errorf("without a certificate: %v %s", answer, text)
+	}
+	if answer, text, err := get("https://"+address, authority.New(t).Client(t, s.tls()), false); err == nil {
+		t.Errorf("a server that another authority signed for is believed: %v %s", answer, text)
+	}
+	if answer, text, err := get("http://"+address, nil, false); err == nil && answer.StatusCode != http.StatusBadRequest {
+		t.Errorf("without TLS: %v %s", answer, text)
+	}
 }

@@ -6,12 +6,14 @@ package gateway
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -340,25 +342,52 @@ func (x *exchange) send(ctx context.Context, place *client.Placement) (*api.Repo
 	return report, err
 }
 
-// anywhere is for requests that name no model: any member that is there will do.
+// anywhere is for requests that name no model: the address with the fewest requests
+// gets it, and the next if that is not reached.
 func (x *exchange) anywhere() error {
-	var tried []string
 	var err error = edge.Nobody
-	for _, m := range x.cfg.Fleet.View().Members {
-		if m.Info.Address == "" || slices.Contains(tried, m.Info.Address) {
-			continue
-		}
-		if len(tried) == attempts {
-			break
-		}
-		tried = append(tried, m.Info.Address)
-		a := &attempt{exchange: x, place: &client.Placement{Address: m.Info.Address}}
+	for _, address := range leastLoaded(x.cfg.Fleet.View(), time.Now()) {
+		a := &attempt{exchange: x, place: &client.Placement{Address: address}}
 		var unreached *unreachedError
 		if err = a.run(x.in.Context()); !errors.As(err, &unreached) || x.in.Context().Err() != nil {
 			return err
 		}
 	}
 	return err
+}
+
+// leastLoaded are the addresses to try, at most attempts: by the requests there,
+// those that may not answer last, and equals in any order.
+func leastLoaded(view *fleet.View, now time.Time) []string {
+	type place struct {
+		address  string
+		away     bool
+		requests int
+	}
+	places := make([]place, 0, len(view.Rows))
+	for i := range view.Rows {
+		r := &view.Rows[i]
+		if address := r.Member.Info.Address; address != "" {
+			places = append(places, place{address, r.Unreachable || r.Sleeping || view.Silent(r.Member, now), r.Requests(r.Member.Reserved())})
+		}
+	}
+	rand.Shuffle(len(places), func(i, j int) { places[i], places[j] = places[j], places[i] })
+	slices.SortStableFunc(places, func(a, b place) int {
+		if a.away != b.away {
+			if a.away {
+				return 1
+			}
+			return -1
+		}
+		return cmp.Compare(a.requests, b.requests)
+	})
+	var addresses []string
+	for _, p := range places {
+		if len(addresses) < attempts && !slices.Contains(addresses, p.address) {
+			addresses = append(addresses, p.address)
+		}
+	}
+	return addresses
 }
 
 // attempt of one member.

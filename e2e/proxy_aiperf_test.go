@@ -119,3 +119,23 @@ func TestAIPerf(t *testing.T) {
 		})
 	}
 }
+
+// needProgram is the path of a program: the one that the variable names, or that of
+// the usual name. Without it a test is skipped, unless KVSCOUT_REQUIRE_ and the
+// program's name say that it must be there.
+func needProgram(t *testing.T, name, variable, usual, hint string) string {
+	t.Helper()
+	program := os.Getenv(variable)
+	if program == "" {
+		program = usual
+	}
+	path, err := exec.LookPath(program)
+	if err == nil {
+		return path
+	}
+	if os.Getenv("KVSCOUT_REQUIRE_"+strings.ToUpper(name)) != "" {
+		t.Fatalf("no %s: %v", name, err)
+	}
+	t.Skipf("skipped: no %s: %s (%v)", name, hint, err)
+	return ""
+}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -81,6 +82,12 @@ func family(pid int) []int {
 	return list
 }
 
+// tableHead begins the table, once for all proxies.
+var tableHead = sync.OnceFunc(func() {
+	fmt.Println("| | to the first event: alone | with kvscout | each event: alone | with kvscout | processor: alone | with kvscout | scheduler |")
+	fmt.Println("|---|---|---|---|---|---|---|---|")
+})
+
 // measured is one way of a request: through the proxy alone, or with kvscout.
 type measured struct {
 	served
@@ -90,7 +97,7 @@ type measured struct {
 
 // measureProxy says what kvscout adds to a request until its first event, to each
 // event, and in processor time: with it and without it in turn, through the same
-// program. It writes a line of the table in docs/PROXIES.md for each size of body.
+// program. It writes the table of docs/PROXIES.md, with a row for each size of body.
 // Scheduler, client and engines are this process: what they use with kvscout less
 // what they use without it is the scheduler's.
 func measureProxy(t *testing.T, r reverseProxy) {
@@ -121,6 +128,7 @@ func measureProxy(t *testing.T, r reverseProxy) {
 			return err == nil && answer.StatusCode < 500
 		})
 	}
+	tableHead()
 	for _, kilobytes := range []int{1, 32, 256} {
 		body := random(uint64(kilobytes), kilobytes*1024/8).completion(`,"stream":true`)
 		for turn := range 2 * turns {
@@ -134,7 +142,7 @@ func measureProxy(t *testing.T, r reverseProxy) {
 		}
 		perThousand := func(d time.Duration) float64 { return d.Seconds() * 1000 / (turns * batch) }
 		a, k := ways[0], ways[1]
-		t.Logf("| %s, %d KB | %s | %s | %s | %s | %.2f | %.2f | %.2f |", r.name, kilobytes, percentiles(a.first), percentiles(k.first),
+		fmt.Printf("| %s, %d KB | %s | %s | %s | %s | %.1f | %.1f | %.1f |\n", r.name, kilobytes, percentiles(a.first), percentiles(k.first),
 			percentiles(a.each), percentiles(k.each), perThousand(a.pure), perThousand(k.pure), perThousand(k.own-a.own))
 		for _, w := range ways {
 			*w = measured{served: w.served}

@@ -15,6 +15,7 @@ import (
 	"net/http/httptest"
 	"net/http/httptrace"
 	"net/url"
+	"os"
 	"os/exec"
 	"strings"
 	"sync"
@@ -27,6 +28,7 @@ import (
 
 	"github.com/kvscout/kvscout/e2e/fakevllm"
 	"github.com/kvscout/kvscout/e2e/loopback"
+	"github.com/kvscout/kvscout/e2e/proxies"
 	"github.com/kvscout/kvscout/e2e/stage"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/pb"
@@ -132,12 +134,38 @@ func (r reverseProxy) before(t *testing.T, s *site, others []string, configs ...
 	return x
 }
 
+// needProxy skips a test where the program is not installed, unless KVSCOUT_REQUIRE_
+// and its name say that it must be there.
+func needProxy(t *testing.T, p *proxies.Proxy) {
+	t.Helper()
+	switch _, err := p.Find(); {
+	case err == nil:
+	case os.Getenv("KVSCOUT_REQUIRE_"+strings.ToUpper(p.Name)) != "":
+		t.Fatal(err)
+	default:
+		t.Skipf("skipped: %v", err)
+	}
+}
+
+// runProxy starts a proxy's program in front of the site's engines, with these edits
+// of its configuration, until the test ends.
+func runProxy(t *testing.T, p *proxies.Proxy, s *site, edits ...proxies.Edit) served {
+	t.Helper()
+	needProxy(t, p)
+	x, err := p.Prepare(context.Background(), t.TempDir(), proxies.Site{Root: "..", Host: loopback.Host(t), Engines: s.engines,
+		GRPC: s.GRPC, HTTP: s.HTTP, Pickers: []string{s.picker}, Plain: s.plain}, edits...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	runProgram(t, x.Command)
+	return served{url: "http://" + x.Address, http2: "http://" + x.HTTP2, pid: x.Command.Process.Pid}
+}
+
 // runProgram starts a proxy's program. It is asked to end when the test does, and
 // what it said is shown if that failed.
-func runProgram(t *testing.T, path string, args ...string) *exec.Cmd {
+func runProgram(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	var log bytes.Buffer
-	cmd := exec.Command(path, args...)
 	cmd.Stdout, cmd.Stderr = &log, &log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -149,10 +177,9 @@ func runProgram(t *testing.T, path string, args ...string) *exec.Cmd {
 		late.Stop()
 		if t.Failed() {
 			said := log.Bytes()
-			t.Logf("%s says at last:\n%s", path, said[max(0, len(said)-4000):])
+			t.Logf("%s says at last:\n%s", cmd.Path, said[max(0, len(said)-4000):])
 		}
 	})
-	return cmd
 }
 
 // try sends a completion and returns the status and the body.

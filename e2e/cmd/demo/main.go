@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kvscout/kvscout/e2e/proxies"
 	"github.com/kvscout/kvscout/e2e/trace"
 )
 
@@ -35,7 +36,7 @@ type options struct {
 func main() {
 	var o options
 	flag.StringVar(&o.trace, "trace", "", "`file` of requests in Mooncake's form; empty: the conversation trace")
-	flag.StringVar(&o.proxy, "proxy", "gateway", "`name` of the proxy before kvscout's fleet: "+strings.Join(proxies, " or "))
+	flag.StringVar(&o.proxy, "proxy", gateway, "`name` of the proxy before kvscout's fleet: "+strings.Join(proxyNames(), ", ")+"; make test-NAME installs it")
 	flag.DurationVar(&o.warm, "warm", 20*time.Second, "how long to send requests before those that count")
 	flag.DurationVar(&o.span, "for", 60*time.Second, "how long to send requests that count")
 	flag.BoolVar(&o.json, "json", false, "print the result as JSON too, as the last line")
@@ -67,8 +68,12 @@ func (o options) validate() error {
 	if o.engines < 1 || o.engines > 64 {
 		errs = append(errs, fmt.Errorf("-engines %d is not between 1 and 64", o.engines))
 	}
-	if !slices.Contains(proxies, o.proxy) {
-		errs = append(errs, fmt.Errorf("-proxy %q: want %s", o.proxy, strings.Join(proxies, " or ")))
+	if !slices.Contains(proxyNames(), o.proxy) {
+		errs = append(errs, fmt.Errorf("-proxy %q is none of %s", o.proxy, strings.Join(proxyNames(), ", ")))
+	} else if o.proxy != gateway {
+		if _, err := proxies.ByName(o.proxy).Find(); err != nil {
+			errs = append(errs, fmt.Errorf("-proxy %s: %w", o.proxy, err))
+		}
 	}
 	if o.span <= 0 || o.warm < 0 || o.speedup <= 0 || o.load <= 0 || o.capacity <= 0 {
 		errs = append(errs, errors.New("-for, -speedup, -load and -capacity must be positive, -warm not negative"))
@@ -76,6 +81,14 @@ func (o options) validate() error {
 		errs = append(errs, fmt.Errorf("-warm and -for %v at this pace need %v of the trace, and %v are at hand", o.warm+o.span, need, trace.ConversationSpan))
 	}
 	return errors.Join(errs...)
+}
+
+// proxyName is how people call the proxy.
+func (o options) proxyName() string {
+	if o.proxy == gateway {
+		return "kvscout's own gateway"
+	}
+	return proxies.ByName(o.proxy).Name
 }
 
 // pace is how many seconds of the trace pass in a second.

@@ -8,32 +8,38 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/kvscout/kvscout/e2e/proxies"
 	"github.com/kvscout/kvscout/e2e/stage"
 )
 
-// proxies that can stand before kvscout's fleet.
-var proxies = []string{"gateway", "envoy"}
+// gateway is the scheduler's own proxy, which needs nothing installed.
+const gateway = "gateway"
 
-// places are where the scheduler serves proxies, and one of them its clients.
-type places struct{ gateway, picker, front, admin string }
+// proxyNames are those that can stand before kvscout's fleet.
+func proxyNames() []string {
+	list := []string{gateway}
+	for _, p := range proxies.All() {
+		list = append(list, strings.ToLower(p.Name))
+	}
+	return list
+}
+
+// places are where the scheduler serves proxies, on an address of which a proxy has
+// the other ports.
+type places struct{ host, gateway, picker string }
 
 func placesOn(host string) places {
-	at := func(port string) string { return net.JoinHostPort(host, port) }
-	return places{gateway: at("28080"), picker: at("29002"), front: at("28081"), admin: at("29901")}
+	return places{host: host, gateway: net.JoinHostPort(host, "29001"), picker: net.JoinHostPort(host, "29002")}
 }
 
 // through starts the proxy before the fleet and waits until it serves.
 func (f *fleet) through(ctx context.Context, s *stage.Stage, name string, at places) error {
 	f.proxy = at.gateway
-	if name == "envoy" {
-		f.proxy = at.front
-		if err := f.envoy(s, at); err != nil {
+	if name != gateway {
+		if err := f.install(s, proxies.ByName(name), at); err != nil {
 			return err
 		}
 	}
@@ -53,55 +59,31 @@ func (f *fleet) through(ctx context.Context, s *stage.Stage, name string, at pla
 	}
 }
 
-// envoy runs the real Envoy with the configuration of deploy/proxies/envoy.
-func (f *fleet) envoy(s *stage.Stage, at places) error {
-	path, err := exec.LookPath("envoy")
-	if named := os.Getenv("ENVOY"); named != "" {
-		path, err = exec.LookPath(named)
-	}
-	if err != nil {
-		return fmt.Errorf("%w: make test-envoy installs one; name it by ENVOY", err)
-	}
-	text, err := os.ReadFile("deploy/proxies/envoy/envoy.yaml")
-	if err != nil {
-		return err
-	}
-	place := func(address string) string {
-		host, port, _ := net.SplitHostPort(address)
-		return host + ", port_value: " + port
-	}
-	config := string(text)
-	const endpoint = "        - endpoint: {address: {socket_address: {address: %s}}}\n"
-	var engines strings.Builder
-	for _, e := range f.engines {
-		fmt.Fprintf(&engines, endpoint, place(e.Addr()))
-	}
-	for _, change := range [][2]string{
-		{place("127.0.0.1:9901"), place(at.admin)}, {place("127.0.0.1:8080"), place(at.front)}, {place("127.0.0.1:9002"), place(at.picker)},
-		{fmt.Sprintf(endpoint+endpoint, place("127.0.0.1:8000"), place("127.0.0.1:8001")), engines.String()},
-	} {
-		if strings.Count(config, change[0]) != 1 {
-			return fmt.Errorf("deploy/proxies/envoy/envoy.yaml has not exactly one %q", change[0])
-		}
-		config = strings.Replace(config, change[0], change[1], 1)
-	}
+// install runs the real program with its configuration in deploy/proxies.
+func (f *fleet) install(s *stage.Stage, p *proxies.Proxy, at places) error {
 	folder, err := os.MkdirTemp("", "kvscout-demo")
 	if err != nil {
 		return err
 	}
-	file := filepath.Join(folder, "envoy.yaml")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+	site := proxies.Site{Root: ".", Host: at.host, GRPC: s.GRPC, HTTP: s.HTTP, Pickers: []string{at.picker}}
+	for _, e := range f.engines {
+		site.Engines = append(site.Engines, e.Addr())
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	x, err := p.Prepare(ctx, folder, site)
+	if err != nil {
+		stop()
 		return errors.Join(err, os.RemoveAll(folder))
 	}
-	s.Go(func(ctx context.Context) error {
+	f.proxy, f.silent = x.Address, !p.Explains
+	s.Go(func(stage context.Context) error {
 		defer os.RemoveAll(folder)
+		defer stop()
+		defer context.AfterFunc(stage, stop)()
 		var said bytes.Buffer
-		cmd := exec.CommandContext(ctx, path, "-c", file, "--concurrency", "2", "--log-level", "error", "--use-dynamic-base-id")
-		cmd.Stderr = &said
-		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-		cmd.WaitDelay = patience
-		if err := cmd.Run(); err != nil && ctx.Err() == nil {
-			return fmt.Errorf("envoy: %w: %.1000s", err, said.String())
+		x.Command.Stderr = &said
+		if err := x.Command.Run(); stage.Err() == nil {
+			return fmt.Errorf("%s ended (%w): %.1000s", p.Name, err, said.String())
 		}
 		return nil
 	})

@@ -14,23 +14,30 @@ import (
 
 // outcome is what is said about a fleet at the end. Times are the engines' own.
 type outcome struct {
-	Name         string  `json:"name"`
-	Requests     int     `json:"requests"`
-	PromptTokens int     `json:"prompt_tokens"`
-	CachedTokens int     `json:"cached_tokens"`
-	TTFTMean     float64 `json:"ttft_mean_ms"`
+	Name         string `json:"name"`
+	Requests     int    `json:"requests"`
+	PromptTokens int    `json:"prompt_tokens"`
+	CachedTokens int    `json:"cached_tokens"`
+	// Prediction is missing where nobody says what was predicted.
+	*Prediction
+	TTFTMean float64 `json:"ttft_mean_ms"`
 	// EngineTTFTMean is the part of TTFTMean within the engines: what is
 	// missing is the way to them and back.
-	EngineTTFTMean  float64 `json:"engine_ttft_mean_ms"`
-	TTFTp50         float64 `json:"ttft_p50_ms"`
-	TTFTp90         float64 `json:"ttft_p90_ms"`
-	TTFTp99         float64 `json:"ttft_p99_ms"`
-	PredictedTokens int     `json:"predicted_cached_tokens"`
-	AbsErrorTokens  int     `json:"abs_error_tokens"`
+	EngineTTFTMean float64 `json:"engine_ttft_mean_ms"`
+	TTFTp50        float64 `json:"ttft_p50_ms"`
+	TTFTp90        float64 `json:"ttft_p90_ms"`
+	TTFTp99        float64 `json:"ttft_p99_ms"`
 	// GPUSeconds that computing the cached tokens would have taken.
 	GPUSeconds float64 `json:"gpu_seconds_saved"`
 	Failed     int     `json:"failed"`
 	Unfinished int     `json:"unfinished"`
+}
+
+// Prediction is how many cached tokens were predicted for the requests that are done,
+// and how far that was off in all.
+type Prediction struct {
+	PredictedTokens int `json:"predicted_cached_tokens"`
+	AbsErrorTokens  int `json:"abs_error_tokens"`
 }
 
 // gpuSeconds is what computing the cached tokens takes on the two GPUs of an engine.
@@ -43,8 +50,7 @@ func outcomeOf(name string, s sum, q quantiles, engine time.Duration) outcome {
 	return outcome{
 		Name: name, Requests: s.done, PromptTokens: s.prompt, CachedTokens: s.cached,
 		TTFTMean: ms(q.mean), EngineTTFTMean: ms(engine), TTFTp50: ms(q.p50), TTFTp90: ms(q.p90), TTFTp99: ms(q.p99),
-		GPUSeconds:      s.gpuSeconds(),
-		PredictedTokens: s.predicted, AbsErrorTokens: s.error, Failed: s.failed, Unfinished: s.unfinished,
+		GPUSeconds: s.gpuSeconds(), Prediction: &Prediction{PredictedTokens: s.predicted, AbsErrorTokens: s.error}, Failed: s.failed, Unfinished: s.unfinished,
 	}
 }
 
@@ -64,6 +70,14 @@ func table(out io.Writer, list []outcome) error {
 	ms := func(f func(o outcome) float64) func(outcome) string {
 		return func(o outcome) string { return grouped(int(f(o)+0.5)) + " ms" }
 	}
+	told := func(cell func(outcome) string) func(outcome) string {
+		return func(o outcome) string {
+			if o.Prediction == nil {
+				return "-"
+			}
+			return cell(o)
+		}
+	}
 	row("", func(o outcome) string { return o.Name })
 	row("requests", count(func(o outcome) int { return o.Requests }))
 	row("failed", count(func(o outcome) int { return o.Failed }))
@@ -77,9 +91,9 @@ func table(out io.Writer, list []outcome) error {
 	row("TTFT p90", ms(func(o outcome) float64 { return o.TTFTp90 }))
 	row("TTFT p99", ms(func(o outcome) float64 { return o.TTFTp99 }))
 	row("GPU seconds saved", func(o outcome) string { return fmt.Sprintf("%.0f", o.GPUSeconds) })
-	row("predicted tokens", count(func(o outcome) int { return o.PredictedTokens }))
-	row("|predicted - cached|", count(func(o outcome) int { return o.AbsErrorTokens }))
-	row("of prompt tokens", func(o outcome) string { return fmt.Sprintf("%.2f %%", 100*share(o.AbsErrorTokens, o.PromptTokens)) })
+	row("predicted tokens", told(count(func(o outcome) int { return o.PredictedTokens })))
+	row("|predicted - cached|", told(count(func(o outcome) int { return o.AbsErrorTokens })))
+	row("of prompt tokens", told(func(o outcome) string { return fmt.Sprintf("%.2f %%", 100*share(o.AbsErrorTokens, o.PromptTokens)) }))
 	return w.Flush()
 }
 

@@ -54,6 +54,15 @@ func TestTableAndObjectSayTheSame(t *testing.T) {
 		}
 	}
 	b.Reset()
+	silent := list[1]
+	silent.Prediction = nil
+	if err := errors.Join(table(&b, []outcome{silent}), object(&b, []outcome{silent})); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(b.String(), "1,072") || strings.Contains(b.String(), "abs_error_tokens") || !strings.Contains(b.String(), "|predicted - cached|         -") {
+		t.Errorf("of a proxy that does not say what was predicted:\n%s", b.String())
+	}
+	b.Reset()
 	if err := object(&b, list); err != nil {
 		t.Fatal(err)
 	}

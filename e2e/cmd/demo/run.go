@@ -131,7 +131,7 @@ Real: all of kvscout, the proxy, the sockets between them, and the requests:
 One cache without bounds would hit %.1f %% of the tokens: nobody hits more.
 Times are the engines' own: wall time x %g. All cache states exact after %.1f s.
 
-`, o.engines, map[string]string{"gateway": "kvscout's own gateway", "envoy": "Envoy"}[o.proxy], o.speedup, o.capacity, len(list), o.source(), o.load*float64(o.engines)/8,
+`, o.engines, o.proxyName(), o.speedup, o.capacity, len(list), o.source(), o.load*float64(o.engines)/8,
 		100*ceiling(list, time.Duration(float64(o.warm)*o.pace())), o.speedup, took.Seconds())
 }
 
@@ -199,7 +199,7 @@ func look(o options, trust map[string]string, drivers []*driver, at time.Duratio
 	}
 	for _, d := range drivers {
 		s, q := d.tally.read()
-		f := fleetPicture{name: d.fleet.name, sum: s, ttft: q.scaled(o.speedup)}
+		f := fleetPicture{name: d.fleet.name, silent: d.fleet.silent, sum: s, ttft: q.scaled(o.speedup)}
 		for i, e := range d.fleet.engines {
 			state := e.State(0)
 			f.members = append(f.members, memberPicture{
@@ -224,7 +224,11 @@ func conclude(out *os.File, o options, drivers []*driver, took, cpu time.Duratio
 	var lag time.Duration
 	for _, d := range drivers {
 		sum, q := d.tally.read()
-		list = append(list, outcomeOf(d.fleet.name, sum, q.scaled(o.speedup), d.fleet.firstToken(o.speedup)))
+		of := outcomeOf(d.fleet.name, sum, q.scaled(o.speedup), d.fleet.firstToken(o.speedup))
+		if d.fleet.silent {
+			of.Prediction = nil
+		}
+		list = append(list, of)
 		if sum.failed > 0 {
 			fmt.Fprintf(out, "%s: %d requests failed, the last with: %s\n", d.fleet.name, sum.failed, sum.lastError)
 		}
@@ -246,7 +250,7 @@ time to a machine that was late.
 	if share := lag.Seconds() / engines / took.Seconds(); share > late {
 		fmt.Fprintf(out, "\nThis machine was too busy: the times say more of it than of kvscout.\n")
 	}
-	fmt.Fprintf(out, "\n%s\n\nNext: beside your own vLLM in four commands, README.md; your proxy,\ndocs/PROXIES.md; another one here: make demo ARGS='-proxy envoy'.\n", conclusion(list))
+	fmt.Fprintf(out, "\n%s\n\nNext: beside your own vLLM in four commands, README.md; your proxy,\ndocs/PROXIES.md; another one here: make demo ARGS='-proxy NAME'.\n", conclusion(list))
 	if o.json {
 		return object(out, list)
 	}

@@ -84,6 +84,10 @@ func TestOptionsSayAllThatIsWrong(t *testing.T) {
 	if err := (options{proxy: "squid", span: time.Second, engines: 8, speedup: 4, load: 1, capacity: 1}).validate(); err == nil || !strings.Contains(err.Error(), "-proxy") {
 		t.Errorf("a proxy that is not known: %v", err)
 	}
+	t.Setenv("HAPROXY", filepath.Join(t.TempDir(), "haproxy"))
+	if err := (options{proxy: "haproxy", span: time.Second, engines: 8, speedup: 4, load: 1, capacity: 1}).validate(); err == nil || !strings.Contains(err.Error(), "-proxy haproxy: no HAProxy: make test-haproxy installs it") {
+		t.Errorf("a program that is not there: %v", err)
+	}
 	if err := (options{}).validate(); err == nil {
 		t.Error("nothing is no option")
 	}

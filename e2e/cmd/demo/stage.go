@@ -16,6 +16,7 @@ import (
 type fleet struct {
 	name    string
 	proxy   string // address that its requests go to; empty: choose says which engine
+	silent  bool   // the proxy does not say how many cached tokens were predicted
 	choose  func(n int) int
 	open    []atomic.Int64 // requests under way, by engine, where choose goes by them
 	engines []*fakevllm.Engine

@@ -23,6 +23,7 @@ type picture struct {
 
 type fleetPicture struct {
 	name    string
+	silent  bool // of what was predicted
 	sum     sum
 	ttft    quantiles // in the engines' own time
 	members []memberPicture
@@ -117,6 +118,10 @@ func (f fleetPicture) lines() []string {
 			exact++
 		}
 	}
+	off := fmt.Sprintf("; predicted tokens off by %.2f %%", 100*share(f.sum.error, f.sum.prompt))
+	if f.silent {
+		off = ""
+	}
 	colour := green
 	if exact < len(f.members) {
 		colour = yellow
@@ -126,8 +131,7 @@ func (f fleetPicture) lines() []string {
 			bold, 100*f.sum.hitRate(), plain, bold, seconds(f.ttft.mean), plain, seconds(f.ttft.p50), seconds(f.ttft.p99)),
 		fmt.Sprintf("  engines: cache %s%s%s in use %s%s%s  %d run, %d wait, %s%d of %d exact%s",
 			cyan, cached.String(), plain, green, used.String(), plain, running, waiting, colour, exact, len(f.members), plain),
-		fmt.Sprintf("  %d sent, %d open, %d done; predicted tokens off by %.2f %%",
-			f.sum.sent, f.sum.open, f.sum.done, 100*share(f.sum.error, f.sum.prompt)),
+		fmt.Sprintf("  %d sent, %d open, %d done%s", f.sum.sent, f.sum.open, f.sum.done, off),
 	}
 }
 

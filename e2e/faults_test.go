@@ -210,6 +210,8 @@ func TestFaultCEngineRestartedBehindAStoppedAgent(t *testing.T) {
 				took = e.truth(soon, append(old, young...)...)
 			}
 			t.Log("true after", took)
+			// What was published before is heard by replay alone.
+			p.until("the agent listens again", func() bool { return e.Events(0).Stats().Subscribers == 1 })
 			newest := several(3, 3)
 			e.complete(newest...)
 			e.wait(soon, "follow the new life", append(newest, old...), func(got, want int, _ *api.CacheState) bool { return got == want })

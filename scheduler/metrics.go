@@ -8,9 +8,7 @@ import (
 
 	"github.com/kvscout/kvscout/protocol/settings"
 	"github.com/kvscout/kvscout/protocol/telemetry"
-	"github.com/kvscout/kvscout/scheduler/internal/extproc"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
-	"github.com/kvscout/kvscout/scheduler/internal/gateway"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 	"github.com/kvscout/kvscout/scheduler/internal/ingest"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
@@ -209,15 +207,15 @@ var instruments = []telemetry.Instrument[*counted]{
 	telemetry.CounterOf("kvscout.scheduler.profiles.unmeasured", "{candidate}", "Candidates whose profile says nothing of the request's lengths.", func(s *counted) uint64 { return s.picker.Unmeasured }),
 
 	telemetry.Counter("kvscout.scheduler.gateway.requests", "{request}", "Requests at the gateway by what became of them.", func(s *counted, see telemetry.See) {
-		for outcome, n := range s.gateway.Stats().Ended {
-			see(float64(n), telemetry.LabelOutcome, gateway.Outcome(outcome).String())
+		for outcome, n := range s.gateway.Stats().Ended() {
+			see(float64(n), telemetry.LabelOutcome, outcome.String())
 		}
 	}),
 	telemetry.GaugeOf("kvscout.scheduler.gateway.open", "{request}", "Requests at the gateway under way.", func(s *counted) int64 { return s.gateway.Stats().Open }),
 	telemetry.GaugeOf("kvscout.scheduler.gateway.memory", "By", "Memory for bodies of the gateway's requests that no engine has answered to.", func(s *counted) int64 { return s.gateway.Stats().Bytes }),
 	telemetry.Counter("kvscout.scheduler.extproc.requests", "{request}", "Requests of gateways by what became of them.", func(s *counted, see telemetry.See) {
-		for outcome, n := range s.extproc.Stats().Ended {
-			see(float64(n), telemetry.LabelOutcome, extproc.Outcome(outcome).String())
+		for outcome, n := range s.extproc.Stats().Ended() {
+			see(float64(n), telemetry.LabelOutcome, outcome.String())
 		}
 	}),
 	telemetry.GaugeOf("kvscout.scheduler.extproc.open", "{request}", "Requests of gateways under way.", func(s *counted) int64 { return s.extproc.Stats().Open }),

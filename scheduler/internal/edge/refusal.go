@@ -1,6 +1,6 @@
 // Package edge is what servers of inference requests have in common, the endpoint
-// picker and the gateway: how they refuse one, and how much memory requests may
-// take. Who is refused, and why, they know themselves.
+// picker and the gateway: how they refuse one, how requests end, and how much
+// memory they may take. Who is refused, and why, they know themselves.
 package edge
 
 import (

@@ -19,7 +19,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -75,53 +74,18 @@ var nobodyIn = edge.Refusal{Status: 503, Reason: edge.NoEndpoints, Text: "no mem
 // Server implements Envoy's service.
 type Server struct {
 	extproc.UnimplementedExternalProcessorServer
-	cfg    Config
-	bodies edge.Budget
-	open   atomic.Int64
-	counts [outcomes]atomic.Uint64
+	cfg   Config
+	tally edge.Tally
 }
 
 // New returns a Server.
 func New(cfg Config) *Server { return &Server{cfg: cfg} }
 
+// Stats returns the counts.
+func (s *Server) Stats() edge.Stats { return s.tally.Stats() }
+
 // Register makes a gRPC server serve it.
 func (s *Server) Register(to grpc.ServiceRegistrar) { extproc.RegisterExternalProcessorServer(to, s) }
-
-// Outcome of an exchange.
-type Outcome uint8
-
-const (
-	// Forwarded to the endpoint that was picked.
-	Forwarded Outcome = iota
-	// Refused by an answer of our own.
-	Refused
-	// Abandoned by the client, or answered by the data plane, before that.
-	Abandoned
-	// Broken: the data plane did not keep to the protocol.
-	Broken
-	outcomes
-)
-
-func (o Outcome) String() string {
-	return [...]string{"forwarded", "refused", "abandoned", "broken"}[o]
-}
-
-// Stats of a Server.
-type Stats struct {
-	// Open exchanges, and the Bytes of bodies in them.
-	Open, Bytes int64
-	// Ended exchanges by Outcome.
-	Ended [outcomes]uint64
-}
-
-// Stats returns the counts.
-func (s *Server) Stats() Stats {
-	st := Stats{Open: s.open.Load(), Bytes: s.bodies.Held()}
-	for o := range outcomes {
-		st.Ended[o] = s.counts[o].Load()
-	}
-	return st
-}
 
 // stream is the shell of one exchange. Its messages are taken where they are
 // received; what is asked for comes on a goroutine of its own, so that the end of
@@ -139,30 +103,30 @@ type stream struct {
 
 // Process serves one exchange.
 func (s *Server) Process(wire extproc.ExternalProcessor_ProcessServer) error {
-	defer s.open.Add(-1)
-	if s.open.Add(1) > maxExchanges {
+	defer s.tally.Open.Add(-1)
+	if s.tally.Open.Add(1) > maxExchanges {
 		return wire.Send(refusal(edge.TooManyOpen))
 	}
-	st := &stream{Server: s, wire: wire, exchange: exchange{bodies: &s.bodies, overrides: s.cfg.ModeOverride}}
+	st := &stream{Server: s, wire: wire, exchange: exchange{bodies: &s.tally.Bodies, overrides: s.cfg.ModeOverride}}
 	st.ctx, st.cancel = context.WithCancel(wire.Context())
 	defer st.asking.Wait()
 	defer st.cancel()
 	err := st.receive()
 	st.mu.Lock()
-	outcome := Abandoned
+	outcome := edge.Abandoned
 	switch x := &st.exchange; {
 	case errors.Is(err, errProtocol):
-		outcome = Broken
+		outcome = edge.Broken
 		s.cfg.Log.Warn("data plane does not keep to the protocol", "error", err, "do", "see docs/PROXIES.md")
 		err = status.Error(codes.InvalidArgument, err.Error())
 	case x.refusal != 0:
-		outcome = Refused
+		outcome = edge.Refused
 	case !x.forwarded.IsZero():
-		outcome = Forwarded
+		outcome = edge.Forwarded
 	}
 	last := st.exchange.end()
 	st.mu.Unlock()
-	s.counts[outcome].Add(1)
+	s.tally.End(outcome)
 	st.do(last)
 	return err
 }

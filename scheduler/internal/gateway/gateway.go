@@ -22,7 +22,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -73,36 +72,7 @@ type Gateway struct {
 	cfg       Config
 	client    *client.Client
 	transport *http.Transport
-	bodies    edge.Budget
-	open      atomic.Int64
-	counts    [outcomes]atomic.Uint64
-}
-
-// Outcome of a request.
-type Outcome uint8
-
-const (
-	// Forwarded: an engine's answer went to the client, whatever it is.
-	Forwarded Outcome = iota
-	// Refused by an answer of our own.
-	Refused
-	// Abandoned by the client.
-	Abandoned
-	// Broken: the engine's answer broke off.
-	Broken
-	outcomes
-)
-
-func (o Outcome) String() string {
-	return [...]string{"forwarded", "refused", "abandoned", "broken"}[o]
-}
-
-// Stats of a Gateway.
-type Stats struct {
-	// Open requests, and the Bytes of bodies that no engine has answered to.
-	Open, Bytes int64
-	// Ended requests by Outcome.
-	Ended [outcomes]uint64
+	tally     edge.Tally
 }
 
 // New returns a Gateway.
@@ -127,13 +97,7 @@ func (g *Gateway) Close() error {
 }
 
 // Stats returns the counts.
-func (g *Gateway) Stats() Stats {
-	st := Stats{Open: g.open.Load(), Bytes: g.bodies.Held()}
-	for o := range outcomes {
-		st.Ended[o] = g.counts[o].Load()
-	}
-	return st
-}
+func (g *Gateway) Stats() edge.Stats { return g.tally.Stats() }
 
 // ServeHTTP serves one request.
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -143,24 +107,24 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		return
 	}
-	defer g.open.Add(-1)
+	defer g.tally.Open.Add(-1)
 	err := error(edge.TooManyOpen)
-	if g.open.Add(1) <= MaxOpen {
+	if g.tally.Open.Add(1) <= MaxOpen {
 		err = g.serve(w, r)
 	}
 	var broken *brokenError
 	switch {
 	case err == nil:
-		g.counts[Forwarded].Add(1)
+		g.tally.End(edge.Forwarded)
 	case r.Context().Err() != nil:
-		g.counts[Abandoned].Add(1)
+		g.tally.End(edge.Abandoned)
 		panic(http.ErrAbortHandler)
 	case errors.As(err, &broken):
 		// All that can be said of an answer that has begun is that it does not end.
-		g.counts[Broken].Add(1)
+		g.tally.End(edge.Broken)
 		panic(http.ErrAbortHandler)
 	default:
-		g.counts[Refused].Add(1)
+		g.tally.End(edge.Refused)
 		g.refuse(w, r, err)
 	}
 }
@@ -311,7 +275,7 @@ func (x *exchange) grow(length int64) bool {
 	if length >= 0 {
 		room = length + 1 // and to see the end
 	}
-	if !x.bodies.Take(2 * (room - int64(cap(x.body)))) {
+	if !x.tally.Bodies.Take(2 * (room - int64(cap(x.body)))) {
 		return false
 	}
 	x.held = 2 * room
@@ -321,7 +285,7 @@ func (x *exchange) grow(length int64) bool {
 
 // release forgets the body.
 func (x *exchange) release() {
-	x.bodies.Give(x.held)
+	x.tally.Bodies.Give(x.held)
 	x.held, x.body = 0, nil
 }
 

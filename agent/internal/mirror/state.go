@@ -241,6 +241,9 @@ func (m *Mirror) restore(r *stateReader) error {
 	if len(m.groups) > 0 {
 		m.judge()
 	}
+	if m.outgrown != "" {
+		return fmt.Errorf("%w: %s", errState, m.outgrown)
+	}
 	if !named {
 		return r.err
 	}

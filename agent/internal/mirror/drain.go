@@ -107,6 +107,7 @@ func (m *Mirror) shut(top int32) {
 		stack = stack[:len(stack)-1]
 		n := &m.nodes[i]
 		n.flags |= flagShut
+		m.untail(i)
 		m.reclassify(i, flagHidden)
 		for c := n.child; c != 0; c = m.nodes[c].next {
 			if !m.nodes[c].has(flagShut) {

@@ -347,7 +347,7 @@ func (m *Mirror) retail(i int32) (changed bool) {
 		}
 		tail := uint16(0)
 		switch {
-		case !n.has(flagClaimed): // it is in no chain
+		case n.flags&(flagClaimed|flagShut) != flagClaimed: // it is in no chain, or in none that is told
 		case g.size > 1 && g.kind != State && (n.position+1)%g.size != 0:
 			tail = above
 		case g.copies[i].sure == 0:

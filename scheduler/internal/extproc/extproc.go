@@ -227,6 +227,7 @@ func (s *Server) decide(ctx context.Context, a *ask) (*choice, error) {
 			return nil, nobodyIn
 		}
 	}
+	a.request.RequestId = edge.Name(a.request.GetHeaders())
 	a.request.Priority = s.cfg.Objectives[client.Objective(a.request.GetHeaders())]
 	a.request.MaxCandidates = uint32(max(s.cfg.Endpoints, 3))
 	if a.request.GetPrompt() != nil {

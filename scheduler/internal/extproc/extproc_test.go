@@ -64,14 +64,15 @@ func TestObjectives(t *testing.T) {
 		}
 	}
 	var priority int32
+	name := ""
 	pick := func(_ context.Context, r *api.PickRequest) (*api.PickResponse, error) {
-		priority = r.GetRequest().GetPriority()
+		priority, name = r.GetRequest().GetPriority(), r.GetRequest().GetRequestId()
 		return &api.PickResponse{Ranking: &api.Ranking{EnginePriority: 7, Candidates: []*api.Candidate{candidate("a:1")}}}, nil
 	}
 	for objective, want := range map[string]int32{"chat": 10, "other": 0, "": 0} {
 		s := New(Config{Options: Options{Endpoints: 1, Objectives: got, Priority: true}, Fleet: fleet.New(fleet.Config{}), Pick: pick})
-		c, err := s.decide(t.Context(), &ask{request: &api.Request{Prompt: api.Body("{}"), Headers: map[string]string{"x-gateway-inference-objective": objective}}})
-		if err != nil || priority != want || c.priority == nil || *c.priority != 7 {
+		c, err := s.decide(t.Context(), &ask{request: &api.Request{Prompt: api.Body("{}"), Headers: map[string]string{"x-gateway-inference-objective": objective, "x-request-id": "r" + objective}}})
+		if err != nil || name != "r"+objective || priority != want || c.priority == nil || *c.priority != 7 {
 			t.Errorf("%q: priority %d, %+v %v", objective, priority, c, err)
 		}
 	}

@@ -171,6 +171,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) error {
 	}
 	headers := headersOf(r.Header)
 	request := client.Request(headers)
+	request.RequestId = edge.Name(headers)
 	request.Priority = g.cfg.Objectives[client.Objective(headers)]
 	known := strings.HasSuffix(r.URL.Path, "/completions") && r.Method == http.MethodPost
 	if len(x.body) > 0 || known {

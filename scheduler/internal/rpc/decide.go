@@ -22,6 +22,16 @@ func (s *Service) Pick(ctx context.Context, req *api.PickRequest) (*api.PickResp
 	return s.repeats.once(ctx, req, s.pick)
 }
 
+// Place is Pick for the proxies of this process, whose clients name requests as
+// they like: a name is remembered, and the next request of that name is another.
+func (s *Service) Place(ctx context.Context, req *api.PickRequest) (*api.PickResponse, error) {
+	resp, err := s.pick(ctx, req)
+	if err == nil && req.GetRequest().GetRequestId() != "" {
+		s.placed.last(req, resp)
+	}
+	return resp, err
+}
+
 func (s *Service) pick(ctx context.Context, req *api.PickRequest) (*api.PickResponse, error) {
 	if id := req.GetReplacesDecisionId(); id != "" {
 		if s.cfg.Picker.Report(pick.Report{Decision: id, Outcome: fleet.Cancelled}, time.Now()) {
@@ -137,7 +147,11 @@ func (s *Service) Explain(ctx context.Context, in *api.ExplainRequest) (*api.Exp
 
 // FindDecision gives what was answered to the request of a name.
 func (s *Service) FindDecision(_ context.Context, in *api.FindDecisionRequest) (*api.FindDecisionResponse, error) {
-	decision, age := s.repeats.find(in.GetTenant(), in.GetRequestId(), time.Now())
+	name, now := nameOf(&api.Request{Tenant: in.GetTenant(), RequestId: in.GetRequestId()}), time.Now()
+	decision, age := s.repeats.find(name, now)
+	if decision == nil {
+		decision, age = s.placed.find(name, now)
+	}
 	if decision == nil {
 		return nil, fmt.Errorf("request_id %.128q of tenant %.256q: %w", in.GetRequestId(), in.GetTenant(), errForgotten)
 	}

@@ -52,7 +52,7 @@ func (r *repeats) once(ctx context.Context, req *api.PickRequest, decide func(co
 		return nil, fmt.Errorf("read the request again: %w", err)
 	}
 	sum := maphash.Bytes(r.seed, whole)
-	name := req.GetRequest().GetTenant() + "\x00" + req.GetRequest().GetRequestId()
+	name := nameOf(req.GetRequest())
 	for {
 		d, mine := r.join(name, sum, time.Now())
 		if mine {
@@ -81,6 +81,15 @@ func (r *repeats) once(ctx context.Context, req *api.PickRequest, decide func(co
 	}
 }
 
+// last remembers the answer to a request as the last one of its name.
+func (r *repeats) last(req *api.PickRequest, resp *api.PickResponse) {
+	d := &decided{name: nameOf(req.GetRequest()), at: time.Now(), done: make(chan struct{}), resp: resp}
+	close(d.done)
+	r.mu.Lock()
+	r.put(d)
+	r.mu.Unlock()
+}
+
 // join returns what is known of a name; mine: nothing, and the caller decides.
 func (r *repeats) join(name string, sum uint64, now time.Time) (d *decided, mine bool) {
 	r.mu.Lock()
@@ -89,10 +98,17 @@ func (r *repeats) join(name string, sum uint64, now time.Time) (d *decided, mine
 		return d, false
 	}
 	d = &decided{name: name, sum: sum, at: now, done: make(chan struct{})}
-	r.byName[name] = d
+	r.put(d)
+	return d, true
+}
+
+// put lets one take the place of another of its name, or of the oldest. Callers
+// hold mu.
+func (r *repeats) put(d *decided) {
+	r.byName[d.name] = d
 	if len(r.order) < maxRepeats {
 		r.order = append(r.order, d)
-		return d, true
+		return
 	}
 	oldest := r.order[r.next]
 	if r.byName[oldest.name] == oldest {
@@ -100,14 +116,15 @@ func (r *repeats) join(name string, sum uint64, now time.Time) (d *decided, mine
 	}
 	r.order[r.next] = d
 	r.next = (r.next + 1) % maxRepeats
-	return d, true
 }
+
+func nameOf(r *api.Request) string { return r.GetTenant() + "\x00" + r.GetRequestId() }
 
 // find gives the answer to a request by its name, and its age; nil: none is
 // remembered.
-func (r *repeats) find(tenant, id string, now time.Time) (*api.PickResponse, time.Duration) {
+func (r *repeats) find(name string, now time.Time) (*api.PickResponse, time.Duration) {
 	r.mu.Lock()
-	d := r.byName[tenant+"\x00"+id]
+	d := r.byName[name]
 	r.mu.Unlock()
 	if d == nil {
 		return nil, 0

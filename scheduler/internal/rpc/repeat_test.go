@@ -87,8 +87,39 @@ func TestADecisionIsFoundByItsRequest(t *testing.T) {
 		}
 	}
 	// What is older than repeats are remembered is not told either.
-	if d, _ := h.repeats.find("tenant", "one", time.Now().Add(repeatFor)); d != nil {
+	if d, _ := h.repeats.find(nameOf(request.GetRequest()), time.Now().Add(repeatFor)); d != nil {
 		t.Error("an old decision is remembered")
+	}
+}
+
+// What clients of the proxies of this process call their requests is found, and is
+// no promise that two of a name are one.
+func TestAPlacedRequestIsFoundByItsLastName(t *testing.T) {
+	h := build(t, func(c *Config) {
+		c.Decided = nil
+		c.Operator = func(ctx context.Context) bool { return ctx.Err() == nil }
+	})
+	var last *api.PickResponse
+	for i := range 3 {
+		d, err := h.Place(t.Context(), named("one"))
+		if err != nil || d.GetDecisionId() == last.GetDecisionId() || h.reserved() != i+1 {
+			t.Fatalf("%v, %v, %d reservations", d, err, h.reserved())
+		}
+		last = d
+	}
+	got, err := h.admin.FindDecision(t.Context(), &api.FindDecisionRequest{RequestId: "one"})
+	if err != nil || got.GetDecision().GetDecisionId() != last.GetDecisionId() {
+		t.Errorf("%v, %v; want %v", got, err, last)
+	}
+	picked, err := h.client.Pick(t.Context(), named("one"))
+	if err != nil || picked.GetDecisionId() == last.GetDecisionId() {
+		t.Errorf("a caller of Pick got another's decision: %v, %v", picked, err)
+	}
+	for i := range maxRepeats + 10 {
+		h.placed.last(named(fmt.Sprint(i)), last)
+	}
+	if n := len(h.placed.byName); n != maxRepeats {
+		t.Errorf("%d names are remembered", n)
 	}
 }
 

@@ -79,7 +79,8 @@ type Service struct {
 	closed   chan struct{}
 	closing  atomic.Bool
 	patience atomic.Int64 // CallTimeout
-	repeats  *repeats
+	repeats  *repeats     // of Pick
+	placed   *repeats     // of Place
 	watchers atomic.Int64
 	streams  atomic.Int64
 	calls    atomic.Int64
@@ -89,7 +90,7 @@ type Service struct {
 
 // New returns a Service.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, closed: make(chan struct{}), repeats: newRepeats(), waits: admission.NewWaits(cfg.Admission, cfg.Fleet, cfg.Picker)}
+	s := &Service{cfg: cfg, closed: make(chan struct{}), repeats: newRepeats(), placed: newRepeats(), waits: admission.NewWaits(cfg.Admission, cfg.Fleet, cfg.Picker)}
 	s.SetCallTimeout(cfg.CallTimeout)
 	return s
 }

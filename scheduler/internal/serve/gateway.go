@@ -37,7 +37,7 @@ const (
 // Picker is what gateways ask, on the same steps as the API.
 func (c *Config) Picker(fleet *fleet.Fleet, options extproc.Options, log *slog.Logger) *extproc.Server {
 	return extproc.New(extproc.Config{
-		Pick:    within(c, api.Scheduler_Pick_FullMethodName, c.Service.Pick),
+		Pick:    within(c, api.Scheduler_Pick_FullMethodName, c.Service.Place),
 		Score:   within(c, api.Scheduler_Score_FullMethodName, c.Service.Score),
 		Report:  within(c, api.Scheduler_Report_FullMethodName, c.Service.Report),
 		Fleet:   fleet,
@@ -51,7 +51,7 @@ func (c *Config) Picker(fleet *fleet.Fleet, options extproc.Options, log *slog.L
 func (c *Config) OpenAI(fleet *fleet.Fleet, ready func() bool, options extproc.Options, log *slog.Logger) (*gateway.Gateway, error) {
 	return gateway.New(gateway.Config{
 		Scheduler: &here{
-			pick:   within(c, api.Scheduler_Pick_FullMethodName, c.Service.Pick),
+			pick:   within(c, api.Scheduler_Pick_FullMethodName, c.Service.Place),
 			report: within(c, api.Scheduler_Report_FullMethodName, c.Service.Report),
 		},
 		Fleet: fleet, Ready: ready, Objectives: options.Objectives, Priority: options.Priority, Log: log,

@@ -130,7 +130,8 @@ type decision struct {
 	ready      time.Time // when the engine could begin it, but for those before it
 	from       time.Time // a load sample of this time or later has seen it
 	turn       time.Time // since when it is the first that is not computed
-	tokens     uint64
+	prompt     uint64    // its tokens, cached or not
+	tokens     uint64    // of it that are to be computed
 	prefillMS  float64
 	cached     uint64
 	promised   uint64
@@ -231,6 +232,7 @@ func (f *Fleet) reserveLocked(s *slot, c Choice, id Decision, at, now time.Time)
 		slot:      s,
 		at:        at,
 		from:      at.Add(f.cfg.lag(c.FirstTokenMS)),
+		prompt:    c.Uncached + c.Cached,
 		tokens:    c.Uncached,
 		prefillMS: finite(c.PrefillMS),
 		cached:    c.Cached,
@@ -348,7 +350,7 @@ func (f *Fleet) pairLocked(d *decision, c *Choice, now time.Time) {
 		return
 	}
 	prefilled := min(milliseconds(c.FirstTokenMS), longestPrefill)
-	d.mate = &decision{slot: s, phase: decoding, at: d.at, from: d.from.Add(prefilled), end: d.end, deadline: d.at.Add(longestDecision)}
+	d.mate = &decision{slot: s, phase: decoding, prompt: d.prompt, at: d.at, from: d.from.Add(prefilled), end: d.end, deadline: d.at.Add(longestDecision)}
 	if !d.end.IsZero() {
 		d.mate.deadline = d.end
 	}

@@ -18,9 +18,11 @@ type Reserved struct {
 	// Unsampled requests came after the load sample, Ended are those that it
 	// still contains though they were reported done.
 	Unsampled, Ended int
-	// Open requests in all, seen or not, and the sum of their shares.
-	Open  int
-	Share float64
+	// Open requests in all, seen or not, with the tokens of their prompts and the
+	// sum of their shares.
+	Open   int
+	Prompt uint64
+	Share  float64
 	// Last is the number of the decision that chose the member last, counted
 	// over the fleet; 0: none.
 	Last uint64
@@ -130,6 +132,7 @@ func (l *ledger) add(d *decision) {
 		d.next.prev = d
 	}
 	l.sum.Open++
+	l.sum.Prompt += d.prompt
 	l.sum.Share += d.share
 	l.sum.Unsampled++
 	if d.phase == prefilling {
@@ -196,6 +199,7 @@ func (l *ledger) remove(d *decision, ended bool) {
 	}
 	d.prev, d.next = nil, nil
 	l.sum.Open--
+	l.sum.Prompt -= d.prompt
 	l.sum.Share -= d.share
 	if l.sum.Open == 0 {
 		l.sum.Share = 0 // no rounding is left behind

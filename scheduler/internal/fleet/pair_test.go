@@ -33,7 +33,13 @@ func TestPairReservesOnBothUntilEachIsDone(t *testing.T) {
 	if got := open(f, ids...); !cmp.Equal(got, []int{1, 1}) || reserved(f, ids[1]).Tokens != 0 {
 		t.Fatalf("open %v, tokens on the decoding member %d", got, reserved(f, ids[1]).Tokens)
 	}
+	if p, q := reserved(f, ids[0]).Prompt, reserved(f, ids[1]).Prompt; p != 1000 || q != 1000 {
+		t.Fatalf("prompts of %d and %d tokens", p, q)
+	}
 	f.Report(Report{Decision: d, Outcome: FirstToken, Member: "m1"}, t0)
+	if p, q := reserved(f, ids[0]).Prompt, reserved(f, ids[1]).Prompt; p != 0 || q != 1000 {
+		t.Fatalf("after the first token prompts of %d and %d tokens", p, q)
+	}
 	if got := open(f, ids...); !cmp.Equal(got, []int{0, 1}) {
 		t.Fatalf("after the first token: %v", got)
 	}

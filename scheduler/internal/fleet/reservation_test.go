@@ -32,17 +32,17 @@ func reserved(f *Fleet, id ID) *Reserved { return f.View().Member(id).Reserved()
 func TestFirstTokenFreesTokensAndKeepsTheSlot(t *testing.T) {
 	f, ids := fleetOf(t, Config{}, 1)
 	d := decide(t, f, ids[0], "", t0)
-	if r := reserved(f, ids[0]); r.Tokens != 1000 || r.Open != 1 || r.Unsampled != 1 || r.Last != 1 {
+	if r := reserved(f, ids[0]); r.Tokens != 1000 || r.Prompt != 1016 || r.Open != 1 || r.Unsampled != 1 || r.Last != 1 {
 		t.Fatalf("after a decision: %+v", r)
 	}
 	if _, ok := f.Report(Report{Decision: d, Outcome: FirstToken}, after(time.Second)); !ok {
 		t.Fatal("the decision is not known")
 	}
-	if r := reserved(f, ids[0]); r.Tokens != 0 || r.Wait(t0) != 0 || r.Open != 1 || r.Unsampled != 1 {
+	if r := reserved(f, ids[0]); r.Tokens != 0 || r.Prompt != 1016 || r.Wait(t0) != 0 || r.Open != 1 || r.Unsampled != 1 {
 		t.Fatalf("after the first token: %+v", r)
 	}
 	f.Report(Report{Decision: d, Outcome: Finished}, after(2*time.Second))
-	if r := reserved(f, ids[0]); r.Open != 0 || r.Unsampled != 0 {
+	if r := reserved(f, ids[0]); r.Open != 0 || r.Prompt != 0 || r.Unsampled != 0 {
 		t.Fatalf("after the end: %+v", r)
 	}
 	if _, ok := f.Report(Report{Decision: d, Outcome: Finished}, after(2*time.Second)); ok {

@@ -62,9 +62,12 @@ type Load struct {
 	Waiting float64
 	// Tokens to be computed before a new request, and how long that takes.
 	Tokens, WaitMS float64
-	// KVUsage is the share of the cache in use by requests, Blocks the same
-	// in blocks; NaN and an estimate where it is not known.
-	KVUsage, Blocks float64
+	// KVUsage is the share of the cache in use by requests; NaN where it is not
+	// known.
+	KVUsage float64
+	// Blocks of the prompts of open decisions; those that they share count for
+	// each. 0 where the block size is not known.
+	Blocks float64
 	// Last is the number of the decision that chose the member last; 0: none.
 	Last uint64
 
@@ -89,19 +92,18 @@ func (l *Load) idle() bool {
 func (l *Load) Set(m *fleet.Row, r *fleet.Reserved, waitMS float64, s *learn.Speed, gauges bool, age float64) {
 	l.Tokens, l.WaitMS, l.Last = float64(r.Tokens), waitMS, r.Last
 	l.others, l.othersMS, l.age, l.relaxed, l.relaxedMS = 0, 0, max(age, 0), 0, 0
+	l.Blocks = 0
+	if m.BlockSize > 0 {
+		l.Blocks = float64(r.Prompt) / float64(m.BlockSize)
+	}
 	if !gauges {
 		l.Requests, l.Waiting, l.KVUsage = float64(r.Open), float64(r.Prefills), math.NaN()
-		l.Blocks = openBlocks(m, r, s)
 		return
 	}
 	l.Requests = float64(m.Requests(r))
 	l.others = l.Requests - float64(r.Open)
 	l.Waiting = float64(max(int(m.Waiting), 0) + r.Prefills - r.PrefillsSampled)
-	if l.KVUsage = m.KVUsage; l.KVUsage >= 0 && m.Blocks > 0 {
-		l.Blocks = l.KVUsage * float64(m.Blocks)
-	} else {
-		l.Blocks = openBlocks(m, r, s)
-	}
+	l.KVUsage = m.KVUsage
 	if others := int(m.Waiting) - r.PrefillsSampled; others > 0 {
 		l.Tokens += float64(others) * s.PromptTokens
 		l.othersMS = float64(others) * s.Prefill(s.PromptTokens, 0)
@@ -136,15 +138,6 @@ func Relax(list []Candidate) {
 			l.WaitMS += l.relaxedMS
 		}
 	}
-}
-
-// openBlocks estimates the blocks in use from the open requests; 0: nothing is
-// known.
-func openBlocks(m *fleet.Row, r *fleet.Reserved, s *learn.Speed) float64 {
-	if m.BlockSize <= 0 {
-		return 0
-	}
-	return float64(r.Open) * (s.PromptTokens + s.OutputTokens/2) / float64(m.BlockSize)
 }
 
 // Round is one choice: what a policy sees.

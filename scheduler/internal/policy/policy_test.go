@@ -239,16 +239,16 @@ func TestLoadCountsEngineValuesForAllOrNone(t *testing.T) {
 	f := fleet.New(fleet.Config{})
 	now := time.Unix(1_700_000_000, 0)
 	id, _ := f.Join("m", now)
-	f.Receive(id, fleet.Info{}, &fleet.Load{At: now, Running: 7, Waiting: 3, Totals: fleet.NoTotals()}, now)
+	f.Receive(id, fleet.Info{BlockSize: 16}, &fleet.Load{At: now, Running: 7, Waiting: 3, Totals: fleet.NoTotals()}, now)
 	m := &f.View().Rows[0]
-	r := fleet.Reserved{Tokens: 500, Open: 2, Unsampled: 1, PrefillsSampled: 1, Last: 9}
+	r := fleet.Reserved{Tokens: 500, Prompt: 800, Open: 2, Unsampled: 1, PrefillsSampled: 1, Last: 9}
 	for _, c := range []struct {
 		gauges bool
 		want   Load
 	}{
-		{false, Load{Requests: 2, Tokens: 500, WaitMS: 50, KVUsage: math.NaN(), Last: 9}},
+		{false, Load{Requests: 2, Tokens: 500, WaitMS: 50, KVUsage: math.NaN(), Blocks: 50, Last: 9}},
 		// Two of the three that wait are not ours: 1,000 tokens and 100 ms each.
-		{true, Load{Requests: 11, Waiting: 2, Tokens: 2500, WaitMS: 250, KVUsage: 0, Last: 9}},
+		{true, Load{Requests: 11, Waiting: 2, Tokens: 2500, WaitMS: 250, KVUsage: 0, Blocks: 50, Last: 9}},
 	} {
 		var got Load
 		got.Set(m, &r, 50, speed(), c.gauges, 0)

@@ -38,9 +38,10 @@ says what each policy makes of a workload:
 
   kvscout-sim -trace conversation.jsonl -policies least-tokens,default,oracle -pods 8 -speed 2
 
-Policies are the scheduler's, and two bounds: oracle (one cache without end for
-all pods) and capacity-oracle (the best that this much memory can hold). The same
-seed gives the same output. docs/SIMULATOR.md explains model and figures.
+Policies are the scheduler's, and three bounds: oracle (one cache without end for
+all pods), capacity-oracle (the best that this much memory can hold) and pooled-lru
+(all memory in one pool that does not know the future). The same seed gives the
+same output. docs/SIMULATOR.md explains model and figures.
 
   kvscout-sim size       how many pods a workload needs, at which cost
   kvscout-sim calibrate  an engine's constants, from a log or from its metrics

@@ -32,9 +32,16 @@ const (
 	// it. Only a router that lets requests pass each other could gain a little
 	// by bringing those together that share a prefix.
 	CapacityOracle = "capacity-oracle"
+	// PooledLRU is CapacityOracle with a pool that does not know the future: of
+	// the blocks of prompts, and of output that has keys, the one goes that was
+	// used longest ago, tails before heads. What a router without knowledge of the
+	// future can reach; one that keeps what is used once apart from what is used
+	// again may do better.
+	PooledLRU = "pooled-lru"
 )
 
-func bound(name string) bool { return name == Oracle || name == CapacityOracle }
+// Bound tells whether a name is that of an arm that no scheduler can be.
+func Bound(name string) bool { return name == Oracle || name == CapacityOracle || name == PooledLRU }
 
 // pooled places requests on engines as if all that any of them has cached were
 // at hand everywhere: where the least tokens are still to be computed, then
@@ -47,21 +54,34 @@ type pooled struct {
 	held   func(r *request) int
 	limit  int
 	seen   map[blockkey.Key]struct{}
+	lru    *lruPool
 }
 
 type pooledLoad struct{ tokens, requests int }
 
-// newPooled takes the hits of every request in blocks; nil: those of a cache
-// without bounds.
-func newPooled(hits []int32) *pooled {
-	p := &pooled{at: make(map[*request]int), charge: make(map[*request]int)}
-	if hits != nil {
-		p.held = func(r *request) int { return int(hits[r.ID]) }
-		return p
-	}
+func newPooled(held func(r *request) int) *pooled {
+	return &pooled{at: make(map[*request]int), charge: make(map[*request]int), held: held}
+}
+
+// newOracle has a cache without bounds.
+func newOracle() *pooled {
+	p := newPooled(nil)
 	p.limit = boundless
 	p.seen = make(map[blockkey.Key]struct{})
 	p.held = p.everHeld
+	return p
+}
+
+// newCapacityOracle takes the hits of every request in blocks.
+func newCapacityOracle(hits []int32) *pooled {
+	return newPooled(func(r *request) int { return int(hits[r.ID]) })
+}
+
+// newPooledLRU has a pool of so many blocks.
+func newPooledLRU(blocks int) *pooled {
+	lru := &lruPool{cache: newCache(blocks), found: make(map[int]int)}
+	p := newPooled(func(r *request) int { return lru.found[r.ID] })
+	p.lru = lru
 	return p
 }
 
@@ -99,6 +119,9 @@ func (p *pooled) place(r *request) (*pod, error) {
 		}
 	}
 	size := p.pods[best].blockSize
+	if p.lru != nil && r.resent == 0 {
+		p.lru.found[r.ID] = p.lru.use(r.Keys[:min(len(r.Keys), r.Length/size)])
+	}
 	tokens := r.Length - min(p.held(r), (r.Length-1)/size)*size
 	p.at[r], p.charge[r] = best, tokens
 	p.loads[best].tokens += tokens
@@ -111,20 +134,56 @@ func (p *pooled) firstToken(r *request) {
 	p.charge[r] = 0
 }
 
-func (p *pooled) end(r *request, _ fleet.Outcome) {
+func (p *pooled) end(r *request, outcome fleet.Outcome) {
 	p.firstToken(r)
 	p.loads[p.at[r]].requests--
 	delete(p.at, r)
 	delete(p.charge, r)
+	// Its output can be had, too.
 	if p.seen != nil {
-		for _, k := range r.Keys { // its output can be had, too
+		for _, k := range r.Keys {
 			p.seen[k] = struct{}{}
+		}
+	}
+	if p.lru != nil && outcome == fleet.Finished {
+		delete(p.lru.found, r.ID)
+		if size := p.pods[0].blockSize; len(r.Keys) > r.Length/size {
+			p.lru.use(r.Keys)
 		}
 	}
 }
 
 func (p *pooled) step(*pod)    {}
 func (p *pooled) restart(*pod) {}
+
+// lruPool is one cache of all pods' memory, of which running requests take
+// nothing: blocks are used for a moment, in the order in which requests come.
+type lruPool struct {
+	*cache
+	found map[int]int // leading blocks that were held when a request came, by its number
+}
+
+// use looks up a chain and keeps it whole, or as much of it as the pool has room
+// for: its head the longest. It returns how many leading blocks were held.
+func (p *lruPool) use(keys []blockkey.Key) int {
+	held := p.match(keys, len(keys))
+	used := make([]int32, 0, len(keys))
+	for i, k := range keys {
+		at, ok := p.cache.use(k)
+		if !ok {
+			if p.room() == 0 {
+				break
+			}
+			at = p.take()
+			p.name(at, keys, i)
+		}
+		used = append(used, at)
+	}
+	for _, at := range slices.Backward(used) {
+		p.release(at, true)
+	}
+	return held
+}
 
 // errClosed says why a closed loop has no capacity oracle.
 var errClosed = errors.New(CapacityOracle + " must know all requests beforehand, and these depend on when others end: leave it out")

@@ -5,8 +5,8 @@
 // has the rules and what they were checked against.
 //
 // No rule of the scheduler is written a second time here. What is here are
-// engines, the wires between them and the scheduler, and two oracles as
-// bounds. The package is pure: no clock, no I/O, no randomness but from the
+// engines, the wires between them and the scheduler, and bounds that know more
+// than any scheduler. The package is pure: no clock, no I/O, no randomness but from the
 // seed. The same Config gives the same Result.
 package sim
 
@@ -34,8 +34,7 @@ type Config struct {
 	// Stages of the arrivals, where they have some: the result says what
 	// became of each.
 	Stages []arrival.Stage
-	// Policy of the scheduler, or Oracle or CapacityOracle; policy.Default
-	// when empty.
+	// Policy of the scheduler, or one of the bounds; policy.Default when empty.
 	Policy string
 	// Pods in the fleet, 1 to 4,096.
 	Pods int
@@ -155,9 +154,9 @@ func (c Config) Validate() error {
 	for _, at := range c.Adds {
 		bad(at < 0, "pod added at %v: want a time from 0", at)
 	}
-	if !bound(c.Policy) {
+	if !Bound(c.Policy) {
 		if _, err := policy.Named(c.Policy); err != nil {
-			errs = append(errs, fmt.Errorf("%w; beside the scheduler's there are %s and %s", err, Oracle, CapacityOracle))
+			errs = append(errs, fmt.Errorf("%w; beside the scheduler's there are %s, %s and %s", err, PooledLRU, CapacityOracle, Oracle))
 		}
 	}
 	bad(len(c.Engines) == 0, "no engine")
@@ -249,12 +248,15 @@ func (r *run) memory() int {
 
 // newPlacer returns the arm that the policy names.
 func newPlacer(r *run) (placer, error) {
+	memory := r.memory() + r.cfg.Pods*r.cfg.HostTokens/r.cfg.blockSize
 	switch r.cfg.Policy {
 	case Oracle:
-		return newPooled(nil), nil
+		return newOracle(), nil
+	case PooledLRU:
+		return newPooledLRU(memory), nil
 	case CapacityOracle:
-		hits, err := bestHits(r.cfg.Arrivals(r.cfg.Seed), r.memory()+r.cfg.Pods*r.cfg.HostTokens/r.cfg.blockSize)
-		return newPooled(hits), err
+		hits, err := bestHits(r.cfg.Arrivals(r.cfg.Seed), memory)
+		return newCapacityOracle(hits), err
 	}
 	return newScout(r)
 }

@@ -88,7 +88,7 @@ func TestEveryRequestEndsOnce(t *testing.T) {
 		sortByTime(list)
 		s := scripted(16, list...)
 		c := Config{
-			Pods: rapid.IntRange(1, 3).Draw(t, "pods"), Engines: []Profile{plain}, Policy: rapid.SampledFrom([]string{"default", "random", Oracle, CapacityOracle}).Draw(t, "policy"),
+			Pods: rapid.IntRange(1, 3).Draw(t, "pods"), Engines: []Profile{plain}, Policy: rapid.SampledFrom([]string{"default", "random", Oracle, CapacityOracle, PooledLRU}).Draw(t, "policy"),
 			HostTokens:     rapid.SampledFrom([]int{0, 64, 640}).Draw(t, "host"),
 			Admission:      rapid.SampledFrom([]Admission{VLLM, Reserve}).Draw(t, "admission"),
 			EnginePriority: rapid.Bool().Draw(t, "ranked"),
@@ -202,7 +202,7 @@ func TestNothingIsBelievedThatIsNotHeld(t *testing.T) {
 
 func TestSameSeedSameBytes(t *testing.T) {
 	list := chats(2, 8, 0.5, 30*time.Second, 512)
-	for _, policy := range []string{"default", "random", Oracle, CapacityOracle} {
+	for _, policy := range []string{"default", "random", Oracle, CapacityOracle, PooledLRU} {
 		c := fleetOf(4, 512, list)
 		c.Policy, c.Lose, c.EventLag = policy, 0.01, 10*time.Millisecond
 		var texts [2]string

@@ -56,14 +56,14 @@ const (
 )
 
 // everyone is every policy of the scheduler, each under one of its names, and
-// both bounds.
+// the bounds.
 func everyone() []string {
 	names := slices.DeleteFunc(policy.Names(), func(name string) bool { return name == "slo-least-load-pulling" })
-	return append(names, sim.CapacityOracle, sim.Oracle)
+	return append(names, sim.PooledLRU, sim.CapacityOracle, sim.Oracle)
 }
 
 // few are those that other settings are compared with.
-var few = []string{sim.LeastTokens, "weighted", "sticky", policy.Default, sim.CapacityOracle, sim.Oracle}
+var few = []string{sim.LeastTokens, "weighted", "sticky", policy.Default, sim.PooledLRU, sim.CapacityOracle, sim.Oracle}
 
 // Traces that the plan plays.
 const (

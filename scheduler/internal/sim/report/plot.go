@@ -30,7 +30,7 @@ var (
 		color.RGBA{G: 0x72, B: 0xb2, A: 255}, color.RGBA{R: 0xcc, G: 0x79, B: 0xa7, A: 255}, color.RGBA{R: 0xe6, G: 0x9f, A: 255},
 		color.RGBA{R: 0x56, G: 0xb4, B: 0xe9, A: 255}, color.RGBA{R: 0x7a, G: 0x52, B: 0x2e, A: 255}, color.RGBA{R: 0x5b, G: 0x3f, B: 0x9d, A: 255},
 	}
-	dashes = [][]vg.Length{nil, {vg.Points(6), vg.Points(3)}, {vg.Points(2), vg.Points(2)}}
+	dashes = [][]vg.Length{nil, {vg.Points(6), vg.Points(3)}, {vg.Points(2), vg.Points(2)}, {vg.Points(6), vg.Points(2), vg.Points(1), vg.Points(2)}}
 )
 
 // Picture draws what each policy came to: times to the first token, hits
@@ -115,7 +115,7 @@ func colourOf(name string) color.Color {
 	switch {
 	case name == policy.Default:
 		return ours
-	case bound(name):
+	case sim.Bound(name):
 		return limits
 	}
 	return grey
@@ -302,10 +302,13 @@ func style(l Line, i int) (*plotter.Line, *plotter.Scatter) {
 	switch {
 	case l.Policy == policy.Default:
 		line.Color, line.Width, line.Dashes, marks.Shape = ours, vg.Points(2.8), nil, diamondGlyph{}
-	case bound(l.Policy):
+	case sim.Bound(l.Policy):
 		line.Color, line.Dashes, marks.Shape = limits, dashes[1], draw.CircleGlyph{}
-		if l.Policy == sim.CapacityOracle {
+		switch l.Policy {
+		case sim.CapacityOracle:
 			line.Dashes = dashes[2]
+		case sim.PooledLRU:
+			line.Dashes = dashes[3]
 		}
 	case l.Policy == sim.LeastTokens:
 		line.Color, line.Dashes, line.Width = black, nil, vg.Points(1.8)

@@ -90,6 +90,7 @@ var field = []struct{ name, label string }{
 	{"slo-pack-load", "targets, packed (slo)"},
 	{"slo-least-load", "targets, least load (slo)"},
 	{policy.Default, "default"},
+	{sim.PooledLRU, "pooled LRU"},
 	{sim.CapacityOracle, "capacity oracle"},
 	{sim.Oracle, "oracle"},
 }
@@ -120,9 +121,6 @@ func Label(name string) string {
 	}
 	return plain
 }
-
-// bound says that no scheduler could be this policy.
-func bound(name string) bool { return name == sim.Oracle || name == sim.CapacityOracle }
 
 // number shows a value with three digits.
 func number(v float64) string {

@@ -41,7 +41,7 @@ func TestEveryPolicyHasAPlaceInTheField(t *testing.T) {
 		t.Errorf("place %d, label %q", place("mine:a=1"), Label("mine:a=1"))
 	}
 	for _, f := range field {
-		if _, err := policy.Named(f.name); err != nil && !bound(f.name) {
+		if _, err := policy.Named(f.name); err != nil && !sim.Bound(f.name) {
 			t.Error(err)
 		}
 	}

@@ -55,7 +55,7 @@ func Judge(rows []Row) (Verdict, bool) {
 	var v Verdict
 	found := false
 	for _, r := range rows {
-		if r.Policy == policy.Default || bound(r.Policy) {
+		if r.Policy == policy.Default || sim.Bound(r.Policy) {
 			continue
 		}
 		if !found || r.TTFTMean < v.Best.TTFTMean {

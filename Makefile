@@ -23,7 +23,7 @@ CA_CERTIFICATES ?= /etc/ssl/certs/ca-certificates.crt
 
 export CGO_ENABLED = $(if $(RACE),1,0)
 
-.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-languages test-envoy test-haproxy test-nginx test-caddy test-kubernetes aiperf bench-proxies test-vllm test-vllm-all remove-vllm check lint vuln gen api-baseline bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
+.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-languages test-envoy test-haproxy test-nginx test-caddy test-k8s aiperf bench-proxies test-vllm test-vllm-all remove-vllm check lint vuln gen api-baseline bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,7 @@ test: ## unit, race, end to end with real NATS, recordings, short fuzz; needs Go
 	@command -v envoy >/dev/null || echo "no envoy: the tests with the real Envoy are SKIPPED (make test-envoy)"
 	@command -v haproxy >/dev/null || echo "no haproxy: the tests with the real HAProxy are SKIPPED (make test-haproxy)"
 	@command -v nginx >/dev/null || echo "no nginx: the tests with the real nginx are SKIPPED (make test-nginx)"
+	@test -n "$$KVSCOUT_KUBERNETES" || echo "no Kubernetes: the tests on a real control plane are SKIPPED (make test-k8s)"
 	@command -v aiperf >/dev/null || echo "no aiperf: the test with the real AIPerf is SKIPPED (make aiperf)"
 	@python3 -c 'import zmq' 2>/dev/null || echo "no pyzmq: the tests against the real libzmq are SKIPPED (pip install pyzmq, then make test-libzmq)"
 	go vet ./...
@@ -90,8 +91,17 @@ test-caddy: ## vet, unit tests and tidiness of Caddy's module, and the tests wit
 	test -n "$$CADDY" || $(MAKE) --no-print-directory out/caddy
 	CADDY=$${CADDY:-$(FIND_CADDY)} KVSCOUT_REQUIRE_CADDY=1 go test -count 1 -timeout 900s -run Caddy -v ./e2e $(ARGS)
 
-test-kubernetes: ## manifests and what is injected into pods, against Kubernetes' own types
-	cd e2e/kubernetes && go vet ./... && go test -count 1 ./... && go mod tidy -diff
+# The control plane is built once into a folder that all checkouts share.
+KUBERNETES_VERSION := $(shell awk '$$1 == "k8s.io/kubernetes" {print substr($$2, 2)}' e2e/kubernetes/programs/go.mod)
+KUBERNETES ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvscout/kubernetes/$(KUBERNETES_VERSION)
+
+test-k8s: $(KUBERNETES)/ready ## injection, manifests, chart and docs on a real control plane of Kubernetes, built from Go modules into KUBERNETES (ARGS='-run Injection')
+	cd e2e/kubernetes/programs && go mod tidy -diff
+	KVSCOUT_KUBERNETES=$(KUBERNETES) KVSCOUT_REQUIRE_KUBERNETES=1 go test -count 1 -timeout 1800s -v $(or $(ARGS),-run Kubernetes) ./e2e
+
+.PHONY: $(KUBERNETES)/ready
+$(KUBERNETES)/ready:
+	@e2e/kubernetes/install.sh $(@D)
 
 .PHONY: out/caddy
 out/caddy:

@@ -55,21 +55,22 @@ var packages = map[string][]string{
 	"scheduler/internal/predict":      {"protocol/blockkey", "scheduler/internal/index"},
 	"scheduler/internal/estimate":     {"scheduler/internal/fleet", "scheduler/internal/index", "scheduler/internal/learn"},
 	"scheduler/internal/outbox":       {"protocol/blockkey", "scheduler/internal/fleet", "scheduler/internal/predict"},
+	"scheduler/internal/books":        {"protocol/blockkey"},
 	"scheduler/internal/policy":       {"scheduler/internal/fleet", "scheduler/internal/learn"},
-	"scheduler/internal/pick":         {"protocol/blockkey", "scheduler/internal/approx", "scheduler/internal/predict", "scheduler/internal/estimate", "scheduler/internal/outbox", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/policy", "scheduler/internal/profile"},
+	"scheduler/internal/pick":         {"protocol/blockkey", "scheduler/internal/books", "scheduler/internal/approx", "scheduler/internal/predict", "scheduler/internal/estimate", "scheduler/internal/outbox", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/policy", "scheduler/internal/profile"},
 	"scheduler/internal/intake":       {"protocol/blockkey"},
 	"scheduler/internal/ingest":       {"protocol", "protocol/pb", "protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet"},
 	"scheduler/internal/sim/arrival":  {"protocol/blockkey"},
 	"scheduler/internal/replica":      {"protocol", "protocol/pb", "protocol/blockkey", "scheduler/internal/fleet", "scheduler/internal/index", "scheduler/internal/outbox", "scheduler/internal/predict"},
 	"scheduler/internal/admission":    {"scheduler/internal/fleet", "scheduler/internal/pick"},
-	"scheduler/internal/rpc":          {"protocol/kvscout/scheduler/v1", "protocol/blockkey", "scheduler/internal/intake", "scheduler/internal/admission", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/fleet", "scheduler/internal/learn"},
+	"scheduler/internal/rpc":          {"protocol/kvscout/scheduler/v1", "protocol/blockkey", "scheduler/internal/books", "scheduler/internal/intake", "scheduler/internal/admission", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/fleet", "scheduler/internal/learn"},
 	"scheduler/internal/edge":         {},
 	"scheduler/internal/extproc":      {"scheduler/internal/edge", "protocol/client", "protocol/kvscout/scheduler/v1", "protocol/completion", "scheduler/internal/fleet"},
 	"scheduler/internal/gateway":      {"protocol/client", "protocol/completion", "protocol/kvscout/scheduler/v1", "scheduler/internal/edge", "scheduler/internal/fleet"},
 	"scheduler/internal/rest":         {"protocol/kvscout/scheduler/v1"},
 	"scheduler/internal/observe":      {"protocol/kvscout/scheduler/v1", "protocol/telemetry", "scheduler/internal/pick", "scheduler/internal/rpc"},
 	"scheduler/internal/serve":        {"scheduler/internal/extproc", "scheduler/internal/gateway", "scheduler/internal/fleet", "protocol/admin", "protocol/buffers", "protocol/kvscout/scheduler/v1", "protocol/telemetry", "scheduler/internal/observe", "scheduler/internal/rest", "scheduler/internal/rpc"},
-	"scheduler":                       {"scheduler/internal/extproc", "scheduler/internal/gateway", "scheduler/internal/bus", "scheduler/internal/certs", "scheduler/internal/admission", "scheduler/internal/fleet", "scheduler/internal/index", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/membership", "scheduler/internal/observe", "scheduler/internal/outbox", "scheduler/internal/predict", "scheduler/internal/replica", "scheduler/internal/rest", "scheduler/internal/rpc", "scheduler/internal/serve", "protocol/kvscout/scheduler/v1", "protocol/telemetry", "protocol/settings", "protocol/logging"},
+	"scheduler":                       {"scheduler/internal/extproc", "scheduler/internal/gateway", "scheduler/internal/books", "scheduler/internal/bus", "scheduler/internal/certs", "scheduler/internal/admission", "scheduler/internal/fleet", "scheduler/internal/index", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/membership", "scheduler/internal/observe", "scheduler/internal/outbox", "scheduler/internal/predict", "scheduler/internal/replica", "scheduler/internal/rest", "scheduler/internal/rpc", "scheduler/internal/serve", "protocol/kvscout/scheduler/v1", "protocol/telemetry", "protocol/settings", "protocol/logging"},
 	"scheduler/cmd/kvscout-scheduler": {"scheduler", "protocol/settings"},
 	"scheduler/internal/cli":          {"protocol/kvscout/scheduler/v1", "protocol/bus", "protocol/settings"},
 	"scheduler/cmd/kvscout":           {"scheduler/internal/cli"},
@@ -119,7 +120,7 @@ var edges = map[string][]string{
 // file of a pure package that may is its shell: it waits for the core, or feeds it.
 var (
 	shells    = []string{"../scheduler/internal/admission/wait.go", "../scheduler/internal/profile/file.go", "../scheduler/internal/extproc/extproc.go"}
-	pure      = []string{"protocol/blockkey", "agent/internal/blockhash", "agent/internal/mirror", "agent/internal/reconcile", "agent/internal/inject", "agent/internal/manifest", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/predict", "scheduler/internal/estimate", "scheduler/internal/outbox", "scheduler/internal/pick", "scheduler/internal/admission", "protocol/completion", "scheduler/internal/edge", "scheduler/internal/extproc", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"}
+	pure      = []string{"protocol/blockkey", "agent/internal/blockhash", "agent/internal/mirror", "agent/internal/reconcile", "agent/internal/inject", "agent/internal/manifest", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/books", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/predict", "scheduler/internal/estimate", "scheduler/internal/outbox", "scheduler/internal/pick", "scheduler/internal/admission", "protocol/completion", "scheduler/internal/edge", "scheduler/internal/extproc", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"}
 	unclean   = []string{"context", "log", "log/slog", "net", "net/http", "os"}
 	clockwork = []string{"time.Now(", "time.Since(", "time.Sleep(", "time.After(", "time.NewTimer(", "time.NewTicker("}
 )

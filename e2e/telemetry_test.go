@@ -370,8 +370,8 @@ func TestUnsampledCallersRecordNothing(t *testing.T) {
 	}
 }
 
-// The page is valid by Prometheus' own parser, hit tokens fall from stage to stage, and what is
-// lost is the difference.
+// The page is valid by Prometheus' own parser, hit tokens fall from stage to stage, and each
+// token that is lost has its cause.
 func TestMetricsPageTellsHitTokensByStage(t *testing.T) {
 	t.Parallel()
 	p := open(t, stage.Options{})
@@ -413,7 +413,9 @@ func TestMetricsPageTellsHitTokensByStage(t *testing.T) {
 		{"kvscout_scheduler_hit_tokens_total", "prompt", 160}, {"kvscout_scheduler_hit_tokens_total", "ideal", predicted},
 		{"kvscout_scheduler_hit_tokens_total", "feasible", predicted}, {"kvscout_scheduler_hit_tokens_total", "routed", predicted},
 		{"kvscout_scheduler_delivered_tokens_total", "predicted", predicted}, {"kvscout_scheduler_delivered_tokens_total", "delivered", delivered},
-		{"kvscout_scheduler_lost_tokens_total", "diversion", 0}, {"kvscout_scheduler_lost_tokens_total", "index", predicted - delivered},
+		{"kvscout_scheduler_hit_tokens_total", "least_load", predicted}, // it is the only one
+		{"kvscout_scheduler_lost_tokens_total", "busy", 0}, {"kvscout_scheduler_lost_tokens_total", "mispredicted", predicted - delivered},
+		{"kvscout_scheduler_lost_tokens_total", "uncacheable", 160 - predicted}, {"kvscout_scheduler_evicted_tokens_total", "2x", 0},
 		{"kvscout_scheduler_sticky_broken_total", "gone", 0}, {"kvscout_scheduler_sticky_broken_total", "slow", 0},
 	} {
 		if got := value(c.family, c.label); got != c.want {

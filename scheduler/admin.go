@@ -26,6 +26,14 @@ func (s *Scheduler) admin() http.Handler {
 		}
 		rest.Write(w, members)
 	})
+	mux.HandleFunc("GET /v1/books", func(w http.ResponseWriter, r *http.Request) {
+		books, err := s.rpc.GetBooks(r.Context(), &api.GetBooksRequest{})
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		rest.Write(w, books)
+	})
 	mux.HandleFunc("GET /config", func(w http.ResponseWriter, _ *http.Request) {
 		text, err := settings.Text(s.live.Load().Settings())
 		if err != nil {

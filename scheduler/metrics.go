@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvscout/kvscout/protocol/settings"
 	"github.com/kvscout/kvscout/protocol/telemetry"
+	"github.com/kvscout/kvscout/scheduler/internal/books"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 	"github.com/kvscout/kvscout/scheduler/internal/ingest"
@@ -36,6 +37,7 @@ type counted struct {
 	rpc     rpc.Stats
 	ingest  ingest.Stats // zero before there is a connection
 	replica replica.Stats
+	books   books.Stats
 }
 
 // spread tells of the members' values no more than the least, the middle and the
@@ -56,7 +58,7 @@ func (s *counted) spread(see telemetry.See, of func(*fleet.Member) float64) {
 func (s *Scheduler) counted() *counted {
 	st := &counted{
 		Scheduler: s, now: time.Now(), view: s.fleet.View(), fleet: s.fleet.Stats(), picker: s.picker.Stats(),
-		index: s.index.Stats(), intake: s.intake.Stats(), rpc: s.rpc.Stats(),
+		index: s.index.Stats(), intake: s.intake.Stats(), rpc: s.rpc.Stats(), books: s.books.Stats(),
 	}
 	if in := s.ingest.Load(); in != nil {
 		st.ingest = in.Stats()
@@ -119,16 +121,26 @@ var instruments = []telemetry.Instrument[*counted]{
 	}),
 	telemetry.Counter("kvscout.scheduler.hit.tokens", "{token}", "Prefixes found cached, of requests that were picked.", func(s *counted, see telemetry.See) {
 		h := s.picker.HitTokens
-		see.Counts(telemetry.LabelStage, counts{"prompt": h.Prompt, "ideal": h.Ideal, "feasible": h.Feasible, "routed": h.Routed})
+		see.Counts(telemetry.LabelStage, counts{"prompt": h.Prompt, "ideal": h.Ideal, "feasible": h.Feasible, "routed": h.Routed, "least_load": h.LeastLoad})
 	}),
 	telemetry.Counter("kvscout.scheduler.delivered.tokens", "{token}", "Tokens of requests that were reported.", func(s *counted, see telemetry.See) {
 		d := s.fleet.Delivered
 		see.Counts(telemetry.LabelStage, counts{"prompt": d.Prompt, "predicted": d.Predicted, "delivered": d.Cached})
 	}),
-	telemetry.Counter("kvscout.scheduler.lost.tokens", "{token}", "Cached tokens that a request did not get.", func(s *counted, see telemetry.See) {
-		h := s.picker.HitTokens
-		see.Counts(telemetry.LabelStage, counts{"unavailable": h.Unavailable, "diversion": h.Diverted, "index": s.fleet.Delivered.Missing})
+	telemetry.Counter("kvscout.scheduler.lost.tokens", "{token}", "Prompt tokens that the engines of reported requests did not find cached, by cause.", func(s *counted, see telemetry.See) {
+		for cause, n := range s.books.Tokens {
+			if c := books.Cause(cause); c != books.Used {
+				see(float64(n), telemetry.LabelCause, c.String())
+			}
+		}
 	}),
+	telemetry.Counter("kvscout.scheduler.evicted.tokens", "{token}", "Evicted tokens among the lost, by how large a cache would have kept them, in multiples of the member's GPU pool.", func(s *counted, see telemetry.See) {
+		see.Counts(telemetry.LabelKept, s.books.Evicted.BySize())
+	}),
+	telemetry.CounterOf("kvscout.scheduler.booked.requests", "{request}", "Reported requests whose tokens are accounted for.", func(s *counted) uint64 { return s.books.Requests }),
+	telemetry.CounterOf("kvscout.scheduler.unbooked.requests", "{request}", "Reported requests that were not picked here, or too long ago.", func(s *counted) uint64 { return s.books.Unbooked }),
+	telemetry.Counter("kvscout.scheduler.diversion.cost", "s", "What the members that had more would have cost beyond those that were picked, of requests that lost tokens to that.", func(s *counted, see telemetry.See) { see(s.books.BusyMS / 1000) }),
+	telemetry.GaugeOf("kvscout.scheduler.books.memory", "By", "Memory for what was seen and for requests that wait for their report.", func(s *counted) int { return s.books.Bytes }),
 	telemetry.Gauge("kvscout.scheduler.predictions.confirm", "s", "How long after its first token is due a prompt that was just sent is believed to be cached without an event.", func(s *counted, see telemetry.See) { see(s.picker.Confirm.Seconds()) }),
 	telemetry.GaugeOf("kvscout.scheduler.sent.blocks", "{block}", "Blocks that members without an exact cache state are believed to hold, as they were sent there.", func(s *counted) int { return s.picker.Sent.Blocks }),
 	telemetry.CounterOf("kvscout.scheduler.sent.prompts", "{prompt}", "Prompts noted as sent to members without an exact cache state, or for policies that go by it.", func(s *counted) uint64 { return s.picker.Sent.Added }),

@@ -24,6 +24,7 @@ import (
 	"github.com/kvscout/kvscout/protocol/logging"
 	"github.com/kvscout/kvscout/protocol/settings"
 	"github.com/kvscout/kvscout/protocol/telemetry"
+	"github.com/kvscout/kvscout/scheduler/internal/books"
 	"github.com/kvscout/kvscout/scheduler/internal/bus"
 	"github.com/kvscout/kvscout/scheduler/internal/extproc"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
@@ -66,6 +67,7 @@ type Scheduler struct {
 	index     *index.Index
 	predicted *predict.Blocks
 	outbox    *outbox.Outbox
+	books     *books.Books
 	picker    *pick.Picker
 	profiles  *profile.Files
 	members   *membership.Membership
@@ -117,8 +119,8 @@ func New(cfg Config) (*Scheduler, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.predicted, s.outbox = predict.New(s.index), outbox.New()
-	if s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Predicted: s.predicted, Outbox: s.outbox, Policies: cfg.policies(), Seed: rand.Uint64()}); err != nil {
+	s.predicted, s.outbox, s.books = predict.New(s.index), outbox.New(), books.New()
+	if s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Predicted: s.predicted, Outbox: s.outbox, Books: s.books, Policies: cfg.policies(), Seed: rand.Uint64()}); err != nil {
 		return nil, err
 	}
 	if s.members, err = membership.New(membership.Config{
@@ -154,6 +156,7 @@ func New(cfg Config) (*Scheduler, error) {
 		Fleet:       s.fleet,
 		Ready:       s.ready,
 		Self:        s.self,
+		Books:       s.books,
 		CallTimeout: cfg.CallTimeout,
 		MaxWatchers: maxWatchers,
 		MaxCalls:    maxCalls,

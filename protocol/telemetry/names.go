@@ -42,6 +42,10 @@ const (
 	LabelStat = "stat"
 	// LabelStage on the way from prompts to cache hits.
 	LabelStage = "stage"
+	// LabelCause that prompt tokens were lost to.
+	LabelCause = "cause"
+	// LabelKept: the multiple of a cache that would have kept what was evicted.
+	LabelKept = "kept"
 	// LabelKind of messages, faults and events.
 	LabelKind = "kind"
 	// LabelState of blocks.

@@ -73,6 +73,8 @@ type Asked struct {
 	Forecast      Forecast
 	// GivenUp before a first token was reported: the prompt may never be computed.
 	GivenUp bool
+	// Moved: another member than the chosen one served it.
+	Moved bool
 }
 
 // Forecast is what was predicted of the time to the first token. The zero
@@ -391,6 +393,7 @@ func (f *Fleet) Report(r Report, now time.Time) (Asked, bool) {
 		f.countLocked(d, r)
 	}
 	f.judgeLocked(d, r.Outcome, now)
+	d.asked.Moved = d.moved
 	d.asked.GivenUp = !d.begun && (r.Outcome == Failed || r.Outcome == Cancelled)
 	switch r.Outcome {
 	case FirstToken:
@@ -476,7 +479,6 @@ func (f *Fleet) countLocked(d *decision, r Report) {
 	all.Prompt += r.PromptTokens
 	all.Predicted += d.cached
 	all.Cached += r.Cached
-	all.Missing += d.cached - min(d.cached, r.Cached)
 	a := d.slot.member.account
 	sum := *a.reported.Load()
 	sum.Requests++

@@ -117,9 +117,9 @@ type Stats struct {
 	Decided, Expired, Evicted, Refused, Failures, Paused, Adopted, Biased uint64
 }
 
-// Delivered are prompt tokens, the cached ones by prediction and by the engines'
-// own counts, and how much of the prediction was not there.
-type Delivered struct{ Prompt, Predicted, Cached, Missing uint64 }
+// Delivered are prompt tokens, and the cached ones by prediction and by the
+// engines' own counts.
+type Delivered struct{ Prompt, Predicted, Cached uint64 }
 
 // slot is the mutable side of a member, guarded by Fleet.mu.
 type slot struct {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvscout/kvscout/protocol/blockkey"
+	"github.com/kvscout/kvscout/scheduler/internal/books"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 	"github.com/kvscout/kvscout/scheduler/internal/policy"
@@ -14,7 +15,7 @@ import (
 // BenchmarkPick: a prompt of 8,192 tokens that comes as block keys, so many
 // members, half to all of it held by each of the first eight; a reservation
 // and its report with each decision. "match" is the index alone, "tokens" adds
-// the hashing.
+// the hashing, "booked" the account of what became of each token.
 func BenchmarkPick(b *testing.B) {
 	for _, n := range []int{64, 1000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -38,6 +39,9 @@ func BenchmarkPick(b *testing.B) {
 			bed.bench(b, "tokens", Request{Prompt: tokens(le)})
 			bed.bench(b, "cold", Request{Prompt: tokens(prompt(2, 0, 8192))})
 			bed.bench(b, "none", Request{})
+			bed.books = books.New()
+			bed.bench(b, "booked", Request{Prompt: tokens(le)})
+			bed.books = nil
 			for _, name := range policy.Names() {
 				bed.bench(b, name, Request{Policy: name, Session: "s", Prompt: asked})
 			}
@@ -49,12 +53,13 @@ func (b *bed) bench(on *testing.B, name string, r Request) {
 	r.Model, r.Reserve, r.Top = "model", true, 1
 	on.Run(name, func(on *testing.B) {
 		on.ReportAllocs()
+		length, found := uint64(len(r.Prompt.Tokens)/4), uint64(0)
 		for on.Loop() {
 			d, err := b.Pick(&r, t0)
 			if err != nil {
 				on.Fatal(err)
 			}
-			b.Report(Report{Decision: d.ID, Outcome: fleet.Finished}, t0)
+			b.Report(Report{Decision: d.ID, Outcome: fleet.Finished, PromptTokens: &length, CachedTokens: &found}, t0)
 		}
 	})
 }

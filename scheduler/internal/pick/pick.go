@@ -8,6 +8,7 @@
 //	affinity   where the request belongs; history: what was sent there lately
 //	rank       load, predicted time, score, ties; while the fleet is locked
 //	remember   what later decisions go by, here and at other schedulers
+//	account    where each token of the prompt is, for the books
 //	receipt    the answer and why; shadow: what another policy would do
 //
 // split comes before them where members have roles, report after them.
@@ -32,6 +33,7 @@ import (
 	"time"
 
 	"github.com/kvscout/kvscout/scheduler/internal/approx"
+	"github.com/kvscout/kvscout/scheduler/internal/books"
 	"github.com/kvscout/kvscout/scheduler/internal/estimate"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
@@ -50,6 +52,8 @@ type Config struct {
 	Predicted *predict.Blocks
 	// Outbox of what other schedulers have to know; nil: there are none.
 	Outbox *outbox.Outbox
+	// Books of what became of prompt tokens; nil: nobody keeps any.
+	Books *books.Books
 	Policies
 	// Seed of the random numbers that break ties and feed the random policy.
 	Seed uint64
@@ -73,6 +77,7 @@ type Picker struct {
 	scratch  sync.Pool // of *draft
 	// Who hears of them, and counts; see Stats.
 	outbox     *outbox.Outbox
+	books      *books.Books
 	left       [policy.LeftReasons]atomic.Uint64
 	hits       hitTokens
 	unmeasured atomic.Uint64
@@ -80,7 +85,7 @@ type Picker struct {
 
 // New returns a Picker, or an error if there is no such policy.
 func New(cfg Config) (*Picker, error) {
-	p := &Picker{estimates: estimate.New(), fleet: cfg.Fleet, index: cfg.Index, predicted: cfg.Predicted, outbox: cfg.Outbox, seed: cfg.Seed}
+	p := &Picker{estimates: estimate.New(), fleet: cfg.Fleet, index: cfg.Index, predicted: cfg.Predicted, outbox: cfg.Outbox, books: cfg.Books, seed: cfg.Seed}
 	if err := p.Use(cfg.Policies); err != nil {
 		return nil, err
 	}

@@ -30,8 +30,10 @@ func (p *Picker) remember(m *draft, r *Request, pol policy.Policy, id fleet.Deci
 	p.hits.ideal.Add(uint64(ideal))
 	p.hits.feasible.Add(uint64(feasible))
 	p.hits.routed.Add(uint64(routed))
-	p.hits.unavailable.Add(uint64(ideal - feasible))
-	p.hits.diverted.Add(uint64(max(feasible-routed, 0)))
+	p.hits.leastLoad.Add(uint64(m.leastLoad().cached()))
+	if p.books != nil {
+		p.account(m, r, pol, id, now)
+	}
 }
 
 // predict notes the blocks of the prompt as predicted where it went, unless all

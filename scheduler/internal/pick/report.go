@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/kvscout/kvscout/scheduler/internal/books"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 )
 
@@ -42,6 +43,9 @@ func (p *Picker) Report(r Report, now time.Time) bool {
 		p.predicted.Withdraw(id)
 	}
 	if known {
+		if p.books != nil && report.Counts {
+			p.books.Book(books.Report{Decision: id, Prompt: report.PromptTokens, Cached: report.Cached, Moved: asked.Moved})
+		}
 		if p.outbox != nil {
 			p.outbox.End(&report)
 		}

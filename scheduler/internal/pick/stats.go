@@ -31,13 +31,14 @@ type HitTokens struct {
 	// Prompt tokens; Ideal, the longest prefixes that any member had; Feasible,
 	// the longest that a candidate had; Routed, those of the members chosen.
 	Prompt, Ideal, Feasible, Routed uint64
-	// Unavailable tokens are lost from Ideal to Feasible, Diverted ones from there
-	// to Routed. They are counted, as a difference of counters may fall.
-	Unavailable, Diverted uint64
+	// LeastLoad are those of the members with the fewest requests at that moment,
+	// where a balancer that knows load alone would have gone. Their caches are as the
+	// policy that decides has filled them.
+	LeastLoad uint64
 }
 
 // hitTokens are HitTokens that still grow.
-type hitTokens struct{ prompt, ideal, feasible, routed, unavailable, diverted atomic.Uint64 }
+type hitTokens struct{ prompt, ideal, feasible, routed, leastLoad atomic.Uint64 }
 
 // Stats returns the counts.
 func (p *Picker) Stats() Stats {
@@ -48,7 +49,7 @@ func (p *Picker) Stats() Stats {
 	s.HitTokens = HitTokens{
 		Prompt: p.hits.prompt.Load(), Ideal: p.hits.ideal.Load(),
 		Feasible: p.hits.feasible.Load(), Routed: p.hits.routed.Load(),
-		Unavailable: p.hits.unavailable.Load(), Diverted: p.hits.diverted.Load(),
+		LeastLoad: p.hits.leastLoad.Load(),
 	}
 	return s
 }

@@ -16,6 +16,7 @@ import (
 
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler/internal/admission"
+	"github.com/kvscout/kvscout/scheduler/internal/books"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
@@ -26,6 +27,7 @@ type Config struct {
 	Intake *intake.Intake
 	Picker *pick.Picker
 	Fleet  *fleet.Fleet
+	Books  *books.Books
 	// Ready tells whether the cache states are complete.
 	Ready func() bool
 	// Self says what operators are told of this scheduler, all but the time of its

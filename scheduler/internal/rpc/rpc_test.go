@@ -26,6 +26,7 @@ import (
 	"github.com/kvscout/kvscout/e2e/await"
 	"github.com/kvscout/kvscout/protocol/blockkey"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
+	"github.com/kvscout/kvscout/scheduler/internal/books"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
@@ -85,7 +86,8 @@ func build(t *testing.T, change func(*Config)) *house {
 			x.Store(index.Member(id), lane, nil, 0, keys[:n])
 		}
 	}
-	picker, err := pick.New(pick.Config{Fleet: h.fleet, Index: x, Seed: 1})
+	kept := books.New()
+	picker, err := pick.New(pick.Config{Fleet: h.fleet, Index: x, Books: kept, Seed: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +99,7 @@ func build(t *testing.T, change func(*Config)) *house {
 	}})
 	t.Cleanup(in.Close)
 	cfg := Config{
-		Intake: in, Picker: picker, Fleet: h.fleet, Ready: func() bool { return true },
+		Intake: in, Picker: picker, Fleet: h.fleet, Books: kept, Ready: func() bool { return true },
 		CallTimeout: 5 * time.Second, MaxWatchers: 2,
 		MaxCalls: 100, Log: slog.New(slog.DiscardHandler),
 		Decided: func(_ context.Context, d Decided) { h.events = append(h.events, d) },

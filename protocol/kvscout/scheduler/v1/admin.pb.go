@@ -24,6 +24,104 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Loss is the one cause that a prompt token was lost to: the first of these
+// that kept it from being used.
+type Loss int32
+
+const (
+	Loss_LOSS_UNSPECIFIED Loss = 0
+	// LOSS_UNSEEN: no request had it before, as far as is remembered, and no member
+	// holds it.
+	Loss_LOSS_UNSEEN Loss = 1
+	// LOSS_EVICTED: it was sent to a member that no longer has it.
+	Loss_LOSS_EVICTED Loss = 2
+	// LOSS_GONE: it was sent to an engine that left or began anew.
+	Loss_LOSS_GONE Loss = 3
+	// LOSS_BUSY: another candidate had it, and would have cost more time.
+	Loss_LOSS_BUSY Loss = 4
+	// LOSS_POLICY: another candidate had it, and the policy goes by something else
+	// than time.
+	Loss_LOSS_POLICY Loss = 5
+	// LOSS_ELSEWHERE: the member that was picked had it, and another one served.
+	Loss_LOSS_ELSEWHERE Loss = 6
+	// LOSS_UNAVAILABLE: only members that were no candidates had it.
+	Loss_LOSS_UNAVAILABLE Loss = 7
+	// LOSS_UNTRUSTED: a member had it, or may have it, whose cache state is not
+	// TRUST_EXACT.
+	Loss_LOSS_UNTRUSTED Loss = 8
+	// LOSS_UNUSABLE: a candidate had it, where its engine accepts no hit to end.
+	Loss_LOSS_UNUSABLE Loss = 9
+	// LOSS_MISPREDICTED: the member that was picked was TRUST_EXACT, and its engine
+	// did not find it.
+	Loss_LOSS_MISPREDICTED Loss = 10
+	// LOSS_UNCACHEABLE: no cache serves it: the last token of a prompt, what fills no
+	// block, and requests that skip the cache.
+	Loss_LOSS_UNCACHEABLE Loss = 11
+	// LOSS_UNKNOWN: the request came without tokens, or its engine counts others.
+	Loss_LOSS_UNKNOWN Loss = 12
+)
+
+// Enum value maps for Loss.
+var (
+	Loss_name = map[int32]string{
+		0:  "LOSS_UNSPECIFIED",
+		1:  "LOSS_UNSEEN",
+		2:  "LOSS_EVICTED",
+		3:  "LOSS_GONE",
+		4:  "LOSS_BUSY",
+		5:  "LOSS_POLICY",
+		6:  "LOSS_ELSEWHERE",
+		7:  "LOSS_UNAVAILABLE",
+		8:  "LOSS_UNTRUSTED",
+		9:  "LOSS_UNUSABLE",
+		10: "LOSS_MISPREDICTED",
+		11: "LOSS_UNCACHEABLE",
+		12: "LOSS_UNKNOWN",
+	}
+	Loss_value = map[string]int32{
+		"LOSS_UNSPECIFIED":  0,
+		"LOSS_UNSEEN":       1,
+		"LOSS_EVICTED":      2,
+		"LOSS_GONE":         3,
+		"LOSS_BUSY":         4,
+		"LOSS_POLICY":       5,
+		"LOSS_ELSEWHERE":    6,
+		"LOSS_UNAVAILABLE":  7,
+		"LOSS_UNTRUSTED":    8,
+		"LOSS_UNUSABLE":     9,
+		"LOSS_MISPREDICTED": 10,
+		"LOSS_UNCACHEABLE":  11,
+		"LOSS_UNKNOWN":      12,
+	}
+)
+
+func (x Loss) Enum() *Loss {
+	p := new(Loss)
+	*p = x
+	return p
+}
+
+func (x Loss) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Loss) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvscout_scheduler_v1_admin_proto_enumTypes[0].Descriptor()
+}
+
+func (Loss) Type() protoreflect.EnumType {
+	return &file_kvscout_scheduler_v1_admin_proto_enumTypes[0]
+}
+
+func (x Loss) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Loss.Descriptor instead.
+func (Loss) EnumDescriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
 // Ineligible says why a member is only picked where every other is ineligible
 // too, or not at all.
 type Ineligible int32
@@ -69,11 +167,11 @@ func (x Ineligible) String() string {
 }
 
 func (Ineligible) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvscout_scheduler_v1_admin_proto_enumTypes[0].Descriptor()
+	return file_kvscout_scheduler_v1_admin_proto_enumTypes[1].Descriptor()
 }
 
 func (Ineligible) Type() protoreflect.EnumType {
-	return &file_kvscout_scheduler_v1_admin_proto_enumTypes[0]
+	return &file_kvscout_scheduler_v1_admin_proto_enumTypes[1]
 }
 
 func (x Ineligible) Number() protoreflect.EnumNumber {
@@ -82,7 +180,400 @@ func (x Ineligible) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Ineligible.Descriptor instead.
 func (Ineligible) EnumDescriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+type GetBooksRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBooksRequest) Reset() {
+	*x = GetBooksRequest{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBooksRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBooksRequest) ProtoMessage() {}
+
+func (x *GetBooksRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBooksRequest.ProtoReflect.Descriptor instead.
+func (*GetBooksRequest) Descriptor() ([]byte, []int) {
 	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+// GetBooksResponse counts since the start of this scheduler, the requests that
+// it picked members for.
+type GetBooksResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// picked requests, and how much of their prompts was cached where.
+	Picked *HitTokens `protobuf:"bytes,1,opt,name=picked,proto3" json:"picked,omitempty"`
+	// booked_requests were reported with the engine's own counts. Each token of
+	// their booked_prompt_tokens was used, or lost to one cause.
+	BookedRequests     uint64 `protobuf:"varint,2,opt,name=booked_requests,json=bookedRequests,proto3" json:"booked_requests,omitempty"`
+	BookedPromptTokens uint64 `protobuf:"varint,3,opt,name=booked_prompt_tokens,json=bookedPromptTokens,proto3" json:"booked_prompt_tokens,omitempty"`
+	UsedTokens         uint64 `protobuf:"varint,4,opt,name=used_tokens,json=usedTokens,proto3" json:"used_tokens,omitempty"`
+	// lost tokens, most first; causes that took none are left out.
+	Lost []*LostTokens `protobuf:"bytes,5,rep,name=lost,proto3" json:"lost,omitempty"`
+	// evicted are those lost to LOSS_EVICTED, by when they were last used, and what
+	// would have kept them; classes without tokens are left out.
+	Evicted []*EvictedTokens `protobuf:"bytes,6,rep,name=evicted,proto3" json:"evicted,omitempty"`
+	// diverted_requests lost tokens to LOSS_BUSY; the candidates that had more would
+	// have cost diverted_ms more, all together.
+	DivertedRequests uint64  `protobuf:"varint,7,opt,name=diverted_requests,json=divertedRequests,proto3" json:"diverted_requests,omitempty"`
+	DivertedMs       float64 `protobuf:"fixed64,8,opt,name=diverted_ms,json=divertedMs,proto3" json:"diverted_ms,omitempty"`
+	// unbooked_requests were reported with counts, and not picked here, or too long
+	// ago; open_requests wait for their report.
+	UnbookedRequests uint64 `protobuf:"varint,9,opt,name=unbooked_requests,json=unbookedRequests,proto3" json:"unbooked_requests,omitempty"`
+	OpenRequests     uint64 `protobuf:"varint,10,opt,name=open_requests,json=openRequests,proto3" json:"open_requests,omitempty"`
+	// remembered_ms is for how long a prompt may be unused until it is no longer
+	// known as seen, in the mean; absent: none has been forgotten.
+	RememberedMs  *float64 `protobuf:"fixed64,11,opt,name=remembered_ms,json=rememberedMs,proto3,oneof" json:"remembered_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBooksResponse) Reset() {
+	*x = GetBooksResponse{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBooksResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBooksResponse) ProtoMessage() {}
+
+func (x *GetBooksResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBooksResponse.ProtoReflect.Descriptor instead.
+func (*GetBooksResponse) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *GetBooksResponse) GetPicked() *HitTokens {
+	if x != nil {
+		return x.Picked
+	}
+	return nil
+}
+
+func (x *GetBooksResponse) GetBookedRequests() uint64 {
+	if x != nil {
+		return x.BookedRequests
+	}
+	return 0
+}
+
+func (x *GetBooksResponse) GetBookedPromptTokens() uint64 {
+	if x != nil {
+		return x.BookedPromptTokens
+	}
+	return 0
+}
+
+func (x *GetBooksResponse) GetUsedTokens() uint64 {
+	if x != nil {
+		return x.UsedTokens
+	}
+	return 0
+}
+
+func (x *GetBooksResponse) GetLost() []*LostTokens {
+	if x != nil {
+		return x.Lost
+	}
+	return nil
+}
+
+func (x *GetBooksResponse) GetEvicted() []*EvictedTokens {
+	if x != nil {
+		return x.Evicted
+	}
+	return nil
+}
+
+func (x *GetBooksResponse) GetDivertedRequests() uint64 {
+	if x != nil {
+		return x.DivertedRequests
+	}
+	return 0
+}
+
+func (x *GetBooksResponse) GetDivertedMs() float64 {
+	if x != nil {
+		return x.DivertedMs
+	}
+	return 0
+}
+
+func (x *GetBooksResponse) GetUnbookedRequests() uint64 {
+	if x != nil {
+		return x.UnbookedRequests
+	}
+	return 0
+}
+
+func (x *GetBooksResponse) GetOpenRequests() uint64 {
+	if x != nil {
+		return x.OpenRequests
+	}
+	return 0
+}
+
+func (x *GetBooksResponse) GetRememberedMs() float64 {
+	if x != nil && x.RememberedMs != nil {
+		return *x.RememberedMs
+	}
+	return 0
+}
+
+// HitTokens are prompt tokens of requests by what caches had when they were
+// picked. Each of ideal, feasible and routed is at most the one before it.
+type HitTokens struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	PromptTokens uint64                 `protobuf:"varint,1,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
+	// ideal_tokens: any member held them.
+	IdealTokens uint64 `protobuf:"varint,2,opt,name=ideal_tokens,json=idealTokens,proto3" json:"ideal_tokens,omitempty"`
+	// feasible_tokens: a candidate held them.
+	FeasibleTokens uint64 `protobuf:"varint,3,opt,name=feasible_tokens,json=feasibleTokens,proto3" json:"feasible_tokens,omitempty"`
+	// routed_tokens: the member that was picked held them.
+	RoutedTokens uint64 `protobuf:"varint,4,opt,name=routed_tokens,json=routedTokens,proto3" json:"routed_tokens,omitempty"`
+	// least_load_tokens: the member with the fewest requests held them, where a
+	// balancer that knows load alone would have gone. Its cache is as the policy that
+	// decides has filled it, which is not as such a balancer would have.
+	LeastLoadTokens uint64 `protobuf:"varint,5,opt,name=least_load_tokens,json=leastLoadTokens,proto3" json:"least_load_tokens,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *HitTokens) Reset() {
+	*x = HitTokens{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HitTokens) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HitTokens) ProtoMessage() {}
+
+func (x *HitTokens) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HitTokens.ProtoReflect.Descriptor instead.
+func (*HitTokens) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *HitTokens) GetPromptTokens() uint64 {
+	if x != nil {
+		return x.PromptTokens
+	}
+	return 0
+}
+
+func (x *HitTokens) GetIdealTokens() uint64 {
+	if x != nil {
+		return x.IdealTokens
+	}
+	return 0
+}
+
+func (x *HitTokens) GetFeasibleTokens() uint64 {
+	if x != nil {
+		return x.FeasibleTokens
+	}
+	return 0
+}
+
+func (x *HitTokens) GetRoutedTokens() uint64 {
+	if x != nil {
+		return x.RoutedTokens
+	}
+	return 0
+}
+
+func (x *HitTokens) GetLeastLoadTokens() uint64 {
+	if x != nil {
+		return x.LeastLoadTokens
+	}
+	return 0
+}
+
+// LostTokens are tokens that were not found cached, with what that means.
+type LostTokens struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cause         Loss                   `protobuf:"varint,1,opt,name=cause,proto3,enum=kvscout.scheduler.v1.Loss" json:"cause,omitempty"`
+	Tokens        uint64                 `protobuf:"varint,2,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	Explanation   string                 `protobuf:"bytes,3,opt,name=explanation,proto3" json:"explanation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LostTokens) Reset() {
+	*x = LostTokens{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LostTokens) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LostTokens) ProtoMessage() {}
+
+func (x *LostTokens) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LostTokens.ProtoReflect.Descriptor instead.
+func (*LostTokens) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *LostTokens) GetCause() Loss {
+	if x != nil {
+		return x.Cause
+	}
+	return Loss_LOSS_UNSPECIFIED
+}
+
+func (x *LostTokens) GetTokens() uint64 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
+func (x *LostTokens) GetExplanation() string {
+	if x != nil {
+		return x.Explanation
+	}
+	return ""
+}
+
+// EvictedTokens are of one class.
+type EvictedTokens struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// used_within_ms: they were last used at most so long before they were missed,
+	// and longer than the class before; absent: longer than all.
+	UsedWithinMs *float64 `protobuf:"fixed64,1,opt,name=used_within_ms,json=usedWithinMs,proto3,oneof" json:"used_within_ms,omitempty"`
+	// kept_by_pools: a cache of so many times the member's GPU pool that drops the
+	// longest unused would have kept them, and the next smaller class would not.
+	// Absent: not the largest, or the size of the pool is not known; see pool_unknown.
+	KeptByPools   *uint32 `protobuf:"varint,2,opt,name=kept_by_pools,json=keptByPools,proto3,oneof" json:"kept_by_pools,omitempty"`
+	PoolUnknown   bool    `protobuf:"varint,3,opt,name=pool_unknown,json=poolUnknown,proto3" json:"pool_unknown,omitempty"`
+	Tokens        uint64  `protobuf:"varint,4,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvictedTokens) Reset() {
+	*x = EvictedTokens{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvictedTokens) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvictedTokens) ProtoMessage() {}
+
+func (x *EvictedTokens) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvictedTokens.ProtoReflect.Descriptor instead.
+func (*EvictedTokens) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *EvictedTokens) GetUsedWithinMs() float64 {
+	if x != nil && x.UsedWithinMs != nil {
+		return *x.UsedWithinMs
+	}
+	return 0
+}
+
+func (x *EvictedTokens) GetKeptByPools() uint32 {
+	if x != nil && x.KeptByPools != nil {
+		return *x.KeptByPools
+	}
+	return 0
+}
+
+func (x *EvictedTokens) GetPoolUnknown() bool {
+	if x != nil {
+		return x.PoolUnknown
+	}
+	return false
+}
+
+func (x *EvictedTokens) GetTokens() uint64 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
 }
 
 type FindDecisionRequest struct {
@@ -96,7 +587,7 @@ type FindDecisionRequest struct {
 
 func (x *FindDecisionRequest) Reset() {
 	*x = FindDecisionRequest{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[0]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -108,7 +599,7 @@ func (x *FindDecisionRequest) String() string {
 func (*FindDecisionRequest) ProtoMessage() {}
 
 func (x *FindDecisionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[0]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -121,7 +612,7 @@ func (x *FindDecisionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindDecisionRequest.ProtoReflect.Descriptor instead.
 func (*FindDecisionRequest) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{0}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *FindDecisionRequest) GetRequestId() string {
@@ -149,7 +640,7 @@ type FindDecisionResponse struct {
 
 func (x *FindDecisionResponse) Reset() {
 	*x = FindDecisionResponse{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[1]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -161,7 +652,7 @@ func (x *FindDecisionResponse) String() string {
 func (*FindDecisionResponse) ProtoMessage() {}
 
 func (x *FindDecisionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[1]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -174,7 +665,7 @@ func (x *FindDecisionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindDecisionResponse.ProtoReflect.Descriptor instead.
 func (*FindDecisionResponse) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *FindDecisionResponse) GetDecision() *PickResponse {
@@ -203,7 +694,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[2]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -215,7 +706,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[2]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -228,7 +719,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ExplainRequest) GetRequest() *Request {
@@ -259,7 +750,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[3]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -271,7 +762,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[3]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -284,7 +775,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ExplainResponse) GetRanking() *Ranking {
@@ -329,7 +820,7 @@ type Counterfactual struct {
 
 func (x *Counterfactual) Reset() {
 	*x = Counterfactual{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[4]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -341,7 +832,7 @@ func (x *Counterfactual) String() string {
 func (*Counterfactual) ProtoMessage() {}
 
 func (x *Counterfactual) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[4]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -354,7 +845,7 @@ func (x *Counterfactual) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counterfactual.ProtoReflect.Descriptor instead.
 func (*Counterfactual) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Counterfactual) GetPolicy() string {
@@ -409,7 +900,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[5]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -421,7 +912,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[5]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -434,7 +925,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListMembersRequest) GetModel() string {
@@ -459,7 +950,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[6]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -471,7 +962,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[6]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -484,7 +975,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListMembersResponse) GetMembers() []*MemberState {
@@ -535,7 +1026,7 @@ type SchedulerState struct {
 
 func (x *SchedulerState) Reset() {
 	*x = SchedulerState{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[7]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -547,7 +1038,7 @@ func (x *SchedulerState) String() string {
 func (*SchedulerState) ProtoMessage() {}
 
 func (x *SchedulerState) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[7]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -560,7 +1051,7 @@ func (x *SchedulerState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SchedulerState.ProtoReflect.Descriptor instead.
 func (*SchedulerState) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SchedulerState) GetName() string {
@@ -617,7 +1108,7 @@ type WatchMembersRequest struct {
 
 func (x *WatchMembersRequest) Reset() {
 	*x = WatchMembersRequest{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[8]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -629,7 +1120,7 @@ func (x *WatchMembersRequest) String() string {
 func (*WatchMembersRequest) ProtoMessage() {}
 
 func (x *WatchMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[8]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -642,7 +1133,7 @@ func (x *WatchMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMembersRequest.ProtoReflect.Descriptor instead.
 func (*WatchMembersRequest) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WatchMembersRequest) GetModel() string {
@@ -668,7 +1159,7 @@ type WatchMembersResponse struct {
 
 func (x *WatchMembersResponse) Reset() {
 	*x = WatchMembersResponse{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[9]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -680,7 +1171,7 @@ func (x *WatchMembersResponse) String() string {
 func (*WatchMembersResponse) ProtoMessage() {}
 
 func (x *WatchMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[9]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -693,7 +1184,7 @@ func (x *WatchMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMembersResponse.ProtoReflect.Descriptor instead.
 func (*WatchMembersResponse) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WatchMembersResponse) GetFleet() *ListMembersResponse {
@@ -753,7 +1244,7 @@ type MemberState struct {
 
 func (x *MemberState) Reset() {
 	*x = MemberState{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[10]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -765,7 +1256,7 @@ func (x *MemberState) String() string {
 func (*MemberState) ProtoMessage() {}
 
 func (x *MemberState) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[10]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -778,7 +1269,7 @@ func (x *MemberState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberState.ProtoReflect.Descriptor instead.
 func (*MemberState) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *MemberState) GetMember() *Member {
@@ -992,7 +1483,7 @@ type Speed struct {
 
 func (x *Speed) Reset() {
 	*x = Speed{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[11]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1004,7 +1495,7 @@ func (x *Speed) String() string {
 func (*Speed) ProtoMessage() {}
 
 func (x *Speed) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[11]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1017,7 +1508,7 @@ func (x *Speed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Speed.ProtoReflect.Descriptor instead.
 func (*Speed) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Speed) GetLearned() bool {
@@ -1094,7 +1585,42 @@ var File_kvscout_scheduler_v1_admin_proto protoreflect.FileDescriptor
 
 const file_kvscout_scheduler_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	" kvscout/scheduler/v1/admin.proto\x12\x14kvscout.scheduler.v1\x1a\x1cgoogle/api/annotations.proto\x1a\"kvscout/scheduler/v1/ranking.proto\x1a\"kvscout/scheduler/v1/request.proto\x1a$kvscout/scheduler/v1/scheduler.proto\"L\n" +
+	" kvscout/scheduler/v1/admin.proto\x12\x14kvscout.scheduler.v1\x1a\x1cgoogle/api/annotations.proto\x1a\"kvscout/scheduler/v1/ranking.proto\x1a\"kvscout/scheduler/v1/request.proto\x1a$kvscout/scheduler/v1/scheduler.proto\"\x11\n" +
+	"\x0fGetBooksRequest\"\x98\x04\n" +
+	"\x10GetBooksResponse\x127\n" +
+	"\x06picked\x18\x01 \x01(\v2\x1f.kvscout.scheduler.v1.HitTokensR\x06picked\x12'\n" +
+	"\x0fbooked_requests\x18\x02 \x01(\x04R\x0ebookedRequests\x120\n" +
+	"\x14booked_prompt_tokens\x18\x03 \x01(\x04R\x12bookedPromptTokens\x12\x1f\n" +
+	"\vused_tokens\x18\x04 \x01(\x04R\n" +
+	"usedTokens\x124\n" +
+	"\x04lost\x18\x05 \x03(\v2 .kvscout.scheduler.v1.LostTokensR\x04lost\x12=\n" +
+	"\aevicted\x18\x06 \x03(\v2#.kvscout.scheduler.v1.EvictedTokensR\aevicted\x12+\n" +
+	"\x11diverted_requests\x18\a \x01(\x04R\x10divertedRequests\x12\x1f\n" +
+	"\vdiverted_ms\x18\b \x01(\x01R\n" +
+	"divertedMs\x12+\n" +
+	"\x11unbooked_requests\x18\t \x01(\x04R\x10unbookedRequests\x12#\n" +
+	"\ropen_requests\x18\n" +
+	" \x01(\x04R\fopenRequests\x12(\n" +
+	"\rremembered_ms\x18\v \x01(\x01H\x00R\frememberedMs\x88\x01\x01B\x10\n" +
+	"\x0e_remembered_ms\"\xcd\x01\n" +
+	"\tHitTokens\x12#\n" +
+	"\rprompt_tokens\x18\x01 \x01(\x04R\fpromptTokens\x12!\n" +
+	"\fideal_tokens\x18\x02 \x01(\x04R\videalTokens\x12'\n" +
+	"\x0ffeasible_tokens\x18\x03 \x01(\x04R\x0efeasibleTokens\x12#\n" +
+	"\rrouted_tokens\x18\x04 \x01(\x04R\froutedTokens\x12*\n" +
+	"\x11least_load_tokens\x18\x05 \x01(\x04R\x0fleastLoadTokens\"x\n" +
+	"\n" +
+	"LostTokens\x120\n" +
+	"\x05cause\x18\x01 \x01(\x0e2\x1a.kvscout.scheduler.v1.LossR\x05cause\x12\x16\n" +
+	"\x06tokens\x18\x02 \x01(\x04R\x06tokens\x12 \n" +
+	"\vexplanation\x18\x03 \x01(\tR\vexplanation\"\xc3\x01\n" +
+	"\rEvictedTokens\x12)\n" +
+	"\x0eused_within_ms\x18\x01 \x01(\x01H\x00R\fusedWithinMs\x88\x01\x01\x12'\n" +
+	"\rkept_by_pools\x18\x02 \x01(\rH\x01R\vkeptByPools\x88\x01\x01\x12!\n" +
+	"\fpool_unknown\x18\x03 \x01(\bR\vpoolUnknown\x12\x16\n" +
+	"\x06tokens\x18\x04 \x01(\x04R\x06tokensB\x11\n" +
+	"\x0f_used_within_msB\x10\n" +
+	"\x0e_kept_by_pools\"L\n" +
 	"\x13FindDecisionRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x16\n" +
@@ -1190,19 +1716,35 @@ const file_kvscout_scheduler_v1_admin_proto_rawDesc = "" +
 	"overheadMs\x12&\n" +
 	"\fprefill_busy\x18\n" +
 	" \x01(\x01H\x00R\vprefillBusy\x88\x01\x01B\x0f\n" +
-	"\r_prefill_busy*\x8c\x01\n" +
+	"\r_prefill_busy*\xfe\x01\n" +
+	"\x04Loss\x12\x14\n" +
+	"\x10LOSS_UNSPECIFIED\x10\x00\x12\x0f\n" +
+	"\vLOSS_UNSEEN\x10\x01\x12\x10\n" +
+	"\fLOSS_EVICTED\x10\x02\x12\r\n" +
+	"\tLOSS_GONE\x10\x03\x12\r\n" +
+	"\tLOSS_BUSY\x10\x04\x12\x0f\n" +
+	"\vLOSS_POLICY\x10\x05\x12\x12\n" +
+	"\x0eLOSS_ELSEWHERE\x10\x06\x12\x14\n" +
+	"\x10LOSS_UNAVAILABLE\x10\a\x12\x12\n" +
+	"\x0eLOSS_UNTRUSTED\x10\b\x12\x11\n" +
+	"\rLOSS_UNUSABLE\x10\t\x12\x15\n" +
+	"\x11LOSS_MISPREDICTED\x10\n" +
+	"\x12\x14\n" +
+	"\x10LOSS_UNCACHEABLE\x10\v\x12\x10\n" +
+	"\fLOSS_UNKNOWN\x10\f*\x8c\x01\n" +
 	"\n" +
 	"Ineligible\x12\x1a\n" +
 	"\x16INELIGIBLE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13INELIGIBLE_SLEEPING\x10\x01\x12\x15\n" +
 	"\x11INELIGIBLE_SILENT\x10\x02\x12\x1a\n" +
 	"\x16INELIGIBLE_UNREACHABLE\x10\x03\x12\x16\n" +
-	"\x12INELIGIBLE_FAILING\x10\x042\xf2\x03\n" +
+	"\x12INELIGIBLE_FAILING\x10\x042\xe0\x04\n" +
 	"\x05Admin\x12n\n" +
 	"\aExplain\x12$.kvscout.scheduler.v1.ExplainRequest\x1a%.kvscout.scheduler.v1.ExplainResponse\"\x16\x82\xd3\xe4\x93\x02\x10:\x01*\"\v/v1/explain\x12w\n" +
 	"\vListMembers\x12(.kvscout.scheduler.v1.ListMembersRequest\x1a).kvscout.scheduler.v1.ListMembersResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\v/v1/members\x12\x82\x01\n" +
 	"\fWatchMembers\x12).kvscout.scheduler.v1.WatchMembersRequest\x1a*.kvscout.scheduler.v1.WatchMembersResponse\"\x19\x82\xd3\xe4\x93\x02\x13\x12\x11/v1/members:watch0\x01\x12{\n" +
-	"\fFindDecision\x12).kvscout.scheduler.v1.FindDecisionRequest\x1a*.kvscout.scheduler.v1.FindDecisionResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\x12\f/v1/decisionB>Z<github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1;apib\x06proto3"
+	"\fFindDecision\x12).kvscout.scheduler.v1.FindDecisionRequest\x1a*.kvscout.scheduler.v1.FindDecisionResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\x12\f/v1/decision\x12l\n" +
+	"\bGetBooks\x12%.kvscout.scheduler.v1.GetBooksRequest\x1a&.kvscout.scheduler.v1.GetBooksResponse\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/v1/booksB>Z<github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1;apib\x06proto3"
 
 var (
 	file_kvscout_scheduler_v1_admin_proto_rawDescOnce sync.Once
@@ -1216,57 +1758,69 @@ func file_kvscout_scheduler_v1_admin_proto_rawDescGZIP() []byte {
 	return file_kvscout_scheduler_v1_admin_proto_rawDescData
 }
 
-var file_kvscout_scheduler_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvscout_scheduler_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_kvscout_scheduler_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_kvscout_scheduler_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_kvscout_scheduler_v1_admin_proto_goTypes = []any{
-	(Ineligible)(0),              // 0: kvscout.scheduler.v1.Ineligible
-	(*FindDecisionRequest)(nil),  // 1: kvscout.scheduler.v1.FindDecisionRequest
-	(*FindDecisionResponse)(nil), // 2: kvscout.scheduler.v1.FindDecisionResponse
-	(*ExplainRequest)(nil),       // 3: kvscout.scheduler.v1.ExplainRequest
-	(*ExplainResponse)(nil),      // 4: kvscout.scheduler.v1.ExplainResponse
-	(*Counterfactual)(nil),       // 5: kvscout.scheduler.v1.Counterfactual
-	(*ListMembersRequest)(nil),   // 6: kvscout.scheduler.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),  // 7: kvscout.scheduler.v1.ListMembersResponse
-	(*SchedulerState)(nil),       // 8: kvscout.scheduler.v1.SchedulerState
-	(*WatchMembersRequest)(nil),  // 9: kvscout.scheduler.v1.WatchMembersRequest
-	(*WatchMembersResponse)(nil), // 10: kvscout.scheduler.v1.WatchMembersResponse
-	(*MemberState)(nil),          // 11: kvscout.scheduler.v1.MemberState
-	(*Speed)(nil),                // 12: kvscout.scheduler.v1.Speed
-	nil,                          // 13: kvscout.scheduler.v1.MemberState.LabelsEntry
-	(*PickResponse)(nil),         // 14: kvscout.scheduler.v1.PickResponse
-	(*Request)(nil),              // 15: kvscout.scheduler.v1.Request
-	(*Ranking)(nil),              // 16: kvscout.scheduler.v1.Ranking
-	(*Member)(nil),               // 17: kvscout.scheduler.v1.Member
-	(*CacheState)(nil),           // 18: kvscout.scheduler.v1.CacheState
+	(Loss)(0),                    // 0: kvscout.scheduler.v1.Loss
+	(Ineligible)(0),              // 1: kvscout.scheduler.v1.Ineligible
+	(*GetBooksRequest)(nil),      // 2: kvscout.scheduler.v1.GetBooksRequest
+	(*GetBooksResponse)(nil),     // 3: kvscout.scheduler.v1.GetBooksResponse
+	(*HitTokens)(nil),            // 4: kvscout.scheduler.v1.HitTokens
+	(*LostTokens)(nil),           // 5: kvscout.scheduler.v1.LostTokens
+	(*EvictedTokens)(nil),        // 6: kvscout.scheduler.v1.EvictedTokens
+	(*FindDecisionRequest)(nil),  // 7: kvscout.scheduler.v1.FindDecisionRequest
+	(*FindDecisionResponse)(nil), // 8: kvscout.scheduler.v1.FindDecisionResponse
+	(*ExplainRequest)(nil),       // 9: kvscout.scheduler.v1.ExplainRequest
+	(*ExplainResponse)(nil),      // 10: kvscout.scheduler.v1.ExplainResponse
+	(*Counterfactual)(nil),       // 11: kvscout.scheduler.v1.Counterfactual
+	(*ListMembersRequest)(nil),   // 12: kvscout.scheduler.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),  // 13: kvscout.scheduler.v1.ListMembersResponse
+	(*SchedulerState)(nil),       // 14: kvscout.scheduler.v1.SchedulerState
+	(*WatchMembersRequest)(nil),  // 15: kvscout.scheduler.v1.WatchMembersRequest
+	(*WatchMembersResponse)(nil), // 16: kvscout.scheduler.v1.WatchMembersResponse
+	(*MemberState)(nil),          // 17: kvscout.scheduler.v1.MemberState
+	(*Speed)(nil),                // 18: kvscout.scheduler.v1.Speed
+	nil,                          // 19: kvscout.scheduler.v1.MemberState.LabelsEntry
+	(*PickResponse)(nil),         // 20: kvscout.scheduler.v1.PickResponse
+	(*Request)(nil),              // 21: kvscout.scheduler.v1.Request
+	(*Ranking)(nil),              // 22: kvscout.scheduler.v1.Ranking
+	(*Member)(nil),               // 23: kvscout.scheduler.v1.Member
+	(*CacheState)(nil),           // 24: kvscout.scheduler.v1.CacheState
 }
 var file_kvscout_scheduler_v1_admin_proto_depIdxs = []int32{
-	14, // 0: kvscout.scheduler.v1.FindDecisionResponse.decision:type_name -> kvscout.scheduler.v1.PickResponse
-	15, // 1: kvscout.scheduler.v1.ExplainRequest.request:type_name -> kvscout.scheduler.v1.Request
-	16, // 2: kvscout.scheduler.v1.ExplainResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
-	16, // 3: kvscout.scheduler.v1.ExplainResponse.shadow_ranking:type_name -> kvscout.scheduler.v1.Ranking
-	5,  // 4: kvscout.scheduler.v1.ExplainResponse.counterfactual:type_name -> kvscout.scheduler.v1.Counterfactual
-	17, // 5: kvscout.scheduler.v1.Counterfactual.member:type_name -> kvscout.scheduler.v1.Member
-	11, // 6: kvscout.scheduler.v1.ListMembersResponse.members:type_name -> kvscout.scheduler.v1.MemberState
-	8,  // 7: kvscout.scheduler.v1.ListMembersResponse.scheduler:type_name -> kvscout.scheduler.v1.SchedulerState
-	7,  // 8: kvscout.scheduler.v1.WatchMembersResponse.fleet:type_name -> kvscout.scheduler.v1.ListMembersResponse
-	17, // 9: kvscout.scheduler.v1.MemberState.member:type_name -> kvscout.scheduler.v1.Member
-	18, // 10: kvscout.scheduler.v1.MemberState.cache_state:type_name -> kvscout.scheduler.v1.CacheState
-	13, // 11: kvscout.scheduler.v1.MemberState.labels:type_name -> kvscout.scheduler.v1.MemberState.LabelsEntry
-	0,  // 12: kvscout.scheduler.v1.MemberState.ineligible:type_name -> kvscout.scheduler.v1.Ineligible
-	12, // 13: kvscout.scheduler.v1.MemberState.speed:type_name -> kvscout.scheduler.v1.Speed
-	3,  // 14: kvscout.scheduler.v1.Admin.Explain:input_type -> kvscout.scheduler.v1.ExplainRequest
-	6,  // 15: kvscout.scheduler.v1.Admin.ListMembers:input_type -> kvscout.scheduler.v1.ListMembersRequest
-	9,  // 16: kvscout.scheduler.v1.Admin.WatchMembers:input_type -> kvscout.scheduler.v1.WatchMembersRequest
-	1,  // 17: kvscout.scheduler.v1.Admin.FindDecision:input_type -> kvscout.scheduler.v1.FindDecisionRequest
-	4,  // 18: kvscout.scheduler.v1.Admin.Explain:output_type -> kvscout.scheduler.v1.ExplainResponse
-	7,  // 19: kvscout.scheduler.v1.Admin.ListMembers:output_type -> kvscout.scheduler.v1.ListMembersResponse
-	10, // 20: kvscout.scheduler.v1.Admin.WatchMembers:output_type -> kvscout.scheduler.v1.WatchMembersResponse
-	2,  // 21: kvscout.scheduler.v1.Admin.FindDecision:output_type -> kvscout.scheduler.v1.FindDecisionResponse
-	18, // [18:22] is the sub-list for method output_type
-	14, // [14:18] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	4,  // 0: kvscout.scheduler.v1.GetBooksResponse.picked:type_name -> kvscout.scheduler.v1.HitTokens
+	5,  // 1: kvscout.scheduler.v1.GetBooksResponse.lost:type_name -> kvscout.scheduler.v1.LostTokens
+	6,  // 2: kvscout.scheduler.v1.GetBooksResponse.evicted:type_name -> kvscout.scheduler.v1.EvictedTokens
+	0,  // 3: kvscout.scheduler.v1.LostTokens.cause:type_name -> kvscout.scheduler.v1.Loss
+	20, // 4: kvscout.scheduler.v1.FindDecisionResponse.decision:type_name -> kvscout.scheduler.v1.PickResponse
+	21, // 5: kvscout.scheduler.v1.ExplainRequest.request:type_name -> kvscout.scheduler.v1.Request
+	22, // 6: kvscout.scheduler.v1.ExplainResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
+	22, // 7: kvscout.scheduler.v1.ExplainResponse.shadow_ranking:type_name -> kvscout.scheduler.v1.Ranking
+	11, // 8: kvscout.scheduler.v1.ExplainResponse.counterfactual:type_name -> kvscout.scheduler.v1.Counterfactual
+	23, // 9: kvscout.scheduler.v1.Counterfactual.member:type_name -> kvscout.scheduler.v1.Member
+	17, // 10: kvscout.scheduler.v1.ListMembersResponse.members:type_name -> kvscout.scheduler.v1.MemberState
+	14, // 11: kvscout.scheduler.v1.ListMembersResponse.scheduler:type_name -> kvscout.scheduler.v1.SchedulerState
+	13, // 12: kvscout.scheduler.v1.WatchMembersResponse.fleet:type_name -> kvscout.scheduler.v1.ListMembersResponse
+	23, // 13: kvscout.scheduler.v1.MemberState.member:type_name -> kvscout.scheduler.v1.Member
+	24, // 14: kvscout.scheduler.v1.MemberState.cache_state:type_name -> kvscout.scheduler.v1.CacheState
+	19, // 15: kvscout.scheduler.v1.MemberState.labels:type_name -> kvscout.scheduler.v1.MemberState.LabelsEntry
+	1,  // 16: kvscout.scheduler.v1.MemberState.ineligible:type_name -> kvscout.scheduler.v1.Ineligible
+	18, // 17: kvscout.scheduler.v1.MemberState.speed:type_name -> kvscout.scheduler.v1.Speed
+	9,  // 18: kvscout.scheduler.v1.Admin.Explain:input_type -> kvscout.scheduler.v1.ExplainRequest
+	12, // 19: kvscout.scheduler.v1.Admin.ListMembers:input_type -> kvscout.scheduler.v1.ListMembersRequest
+	15, // 20: kvscout.scheduler.v1.Admin.WatchMembers:input_type -> kvscout.scheduler.v1.WatchMembersRequest
+	7,  // 21: kvscout.scheduler.v1.Admin.FindDecision:input_type -> kvscout.scheduler.v1.FindDecisionRequest
+	2,  // 22: kvscout.scheduler.v1.Admin.GetBooks:input_type -> kvscout.scheduler.v1.GetBooksRequest
+	10, // 23: kvscout.scheduler.v1.Admin.Explain:output_type -> kvscout.scheduler.v1.ExplainResponse
+	13, // 24: kvscout.scheduler.v1.Admin.ListMembers:output_type -> kvscout.scheduler.v1.ListMembersResponse
+	16, // 25: kvscout.scheduler.v1.Admin.WatchMembers:output_type -> kvscout.scheduler.v1.WatchMembersResponse
+	8,  // 26: kvscout.scheduler.v1.Admin.FindDecision:output_type -> kvscout.scheduler.v1.FindDecisionResponse
+	3,  // 27: kvscout.scheduler.v1.Admin.GetBooks:output_type -> kvscout.scheduler.v1.GetBooksResponse
+	23, // [23:28] is the sub-list for method output_type
+	18, // [18:23] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_kvscout_scheduler_v1_admin_proto_init() }
@@ -1277,15 +1831,17 @@ func file_kvscout_scheduler_v1_admin_proto_init() {
 	file_kvscout_scheduler_v1_ranking_proto_init()
 	file_kvscout_scheduler_v1_request_proto_init()
 	file_kvscout_scheduler_v1_scheduler_proto_init()
-	file_kvscout_scheduler_v1_admin_proto_msgTypes[10].OneofWrappers = []any{}
-	file_kvscout_scheduler_v1_admin_proto_msgTypes[11].OneofWrappers = []any{}
+	file_kvscout_scheduler_v1_admin_proto_msgTypes[1].OneofWrappers = []any{}
+	file_kvscout_scheduler_v1_admin_proto_msgTypes[4].OneofWrappers = []any{}
+	file_kvscout_scheduler_v1_admin_proto_msgTypes[15].OneofWrappers = []any{}
+	file_kvscout_scheduler_v1_admin_proto_msgTypes[16].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvscout_scheduler_v1_admin_proto_rawDesc), len(file_kvscout_scheduler_v1_admin_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   13,
+			NumEnums:      2,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

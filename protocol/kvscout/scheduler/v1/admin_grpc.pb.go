@@ -25,6 +25,7 @@ const (
 	Admin_ListMembers_FullMethodName  = "/kvscout.scheduler.v1.Admin/ListMembers"
 	Admin_WatchMembers_FullMethodName = "/kvscout.scheduler.v1.Admin/WatchMembers"
 	Admin_FindDecision_FullMethodName = "/kvscout.scheduler.v1.Admin/FindDecision"
+	Admin_GetBooks_FullMethodName     = "/kvscout.scheduler.v1.Admin/GetBooks"
 )
 
 // AdminClient is the client API for Admin service.
@@ -45,6 +46,10 @@ type AdminClient interface {
 	// FindDecision gives the decision that Pick made for a request_id, as it was
 	// answered then, as long as it is remembered for repeats.
 	FindDecision(ctx context.Context, in *FindDecisionRequest, opts ...grpc.CallOption) (*FindDecisionResponse, error)
+	// GetBooks says what became of the prompt tokens of all requests since the
+	// start: how many were found cached, how many could have been, and what the
+	// others were lost to.
+	GetBooks(ctx context.Context, in *GetBooksRequest, opts ...grpc.CallOption) (*GetBooksResponse, error)
 }
 
 type adminClient struct {
@@ -104,6 +109,16 @@ func (c *adminClient) FindDecision(ctx context.Context, in *FindDecisionRequest,
 	return out, nil
 }
 
+func (c *adminClient) GetBooks(ctx context.Context, in *GetBooksRequest, opts ...grpc.CallOption) (*GetBooksResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetBooksResponse)
+	err := c.cc.Invoke(ctx, Admin_GetBooks_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -122,6 +137,10 @@ type AdminServer interface {
 	// FindDecision gives the decision that Pick made for a request_id, as it was
 	// answered then, as long as it is remembered for repeats.
 	FindDecision(context.Context, *FindDecisionRequest) (*FindDecisionResponse, error)
+	// GetBooks says what became of the prompt tokens of all requests since the
+	// start: how many were found cached, how many could have been, and what the
+	// others were lost to.
+	GetBooks(context.Context, *GetBooksRequest) (*GetBooksResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -143,6 +162,9 @@ func (UnimplementedAdminServer) WatchMembers(*WatchMembersRequest, grpc.ServerSt
 }
 func (UnimplementedAdminServer) FindDecision(context.Context, *FindDecisionRequest) (*FindDecisionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FindDecision not implemented")
+}
+func (UnimplementedAdminServer) GetBooks(context.Context, *GetBooksRequest) (*GetBooksResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetBooks not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -230,6 +252,24 @@ func _Admin_FindDecision_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_GetBooks_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetBooksRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).GetBooks(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_GetBooks_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).GetBooks(ctx, req.(*GetBooksRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -248,6 +288,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "FindDecision",
 			Handler:    _Admin_FindDecision_Handler,
+		},
+		{
+			MethodName: "GetBooks",
+			Handler:    _Admin_GetBooks_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

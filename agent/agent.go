@@ -64,7 +64,11 @@ func New(cfg Config) (*Agent, error) {
 	limit := logging.Limit(cfg.Log.Handler())
 	cfg.Log = slog.New(limit)
 	cfg.logIdentity(given)
-	engine, err := vllm.NewEngine(vllm.EngineConfig{URL: cfg.Engine, Key: cfg.EngineAPIKey, Within: cfg.ProbeTimeout})
+	trust, err := cfg.EngineTLS.Config()
+	if err != nil {
+		return nil, &settings.Error{Name: "engine-tls-ca", Why: err.Error(), Example: "/etc/kvscout/engine-ca.crt"}
+	}
+	engine, err := vllm.NewEngine(vllm.EngineConfig{URL: cfg.Engine, Key: cfg.EngineAPIKey, TLS: trust, Within: cfg.ProbeTimeout})
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +83,7 @@ func New(cfg Config) (*Agent, error) {
 			Events: cfg.Events, Replay: cfg.Replay, EventsBind: cfg.EventsBind, Model: cfg.Model, BlockSize: cfg.BlockSize,
 			Hits: rank.HitSettings{Speculative: cfg.Speculative, AttentionChunk: cfg.AttentionChunk, HashSeed: cfg.HashSeed, Groups: groups},
 			Member: &pb.MemberInfo{
-				Namespace: cfg.Namespace, Pod: cfg.Pod, PodUid: cfg.PodUID, Labels: cfg.Labels, Address: cmp.Or(cfg.Address, engine.Address()),
+				Namespace: cfg.Namespace, Pod: cfg.Pod, PodUid: cfg.PodUID, Labels: cfg.Labels, Address: cmp.Or(cfg.Address, engine.Address()), Tls: engine.TLS(),
 			},
 			Log: cfg.Log,
 		}),

@@ -18,6 +18,7 @@ import (
 	"github.com/kvscout/kvscout/agent/internal/watch"
 	"github.com/kvscout/kvscout/protocol"
 	"github.com/kvscout/kvscout/protocol/settings"
+	"github.com/kvscout/kvscout/protocol/tlsclient"
 )
 
 // NoReplay as Config.Replay says that the engine has no replay socket.
@@ -42,6 +43,9 @@ type Config struct {
 	Engine string
 	// EngineAPIKey of the engine; empty: none.
 	EngineAPIKey string
+	// EngineTLS is how to know the engine where the URL begins with https; zero: by
+	// the system's authorities and the URL's host.
+	EngineTLS tlsclient.Trust
 	// Events is where rank 0 publishes its events; other ranks add their number
 	// to the port. Empty: what the engine says (0.31 and later), else port 5557
 	// on the engine's host.

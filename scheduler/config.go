@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvscout/kvscout/protocol/settings"
+	"github.com/kvscout/kvscout/protocol/tlsclient"
 	"github.com/kvscout/kvscout/scheduler/internal/admission"
 	"github.com/kvscout/kvscout/scheduler/internal/bus"
 	"github.com/kvscout/kvscout/scheduler/internal/certs"
@@ -135,6 +136,9 @@ type Config struct {
 	// ReadyWait bounds the wait for members that are not exact yet, before the
 	// scheduler calls itself ready; 10 s.
 	ReadyWait time.Duration
+	// EngineTLS is how to know engines that speak TLS; zero: by the system's
+	// authorities and their addresses.
+	EngineTLS tlsclient.Trust
 	// EngineAPIKey for asking engines to render and tokenize; empty: none.
 	EngineAPIKey string
 	// TokenizeTimeout for turning text into tokens; 3 s.

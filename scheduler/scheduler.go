@@ -131,8 +131,13 @@ func New(cfg Config) (*Scheduler, error) {
 	if s.profiles, err = profile.Open(cfg.Profiles, s.picker.SetProfiles, cfg.Log); err != nil {
 		return nil, err
 	}
+	engines, err := cfg.EngineTLS.Config()
+	if err != nil {
+		return nil, &settings.Error{Name: "engine-tls-ca", Why: err.Error(), Example: "/etc/kvscout/engine-ca.crt"}
+	}
 	s.intake = intake.New(intake.Config{
 		Engines:    s.members.Engines,
+		TLS:        engines,
 		APIKey:     cfg.EngineAPIKey,
 		Timeout:    cfg.TokenizeTimeout,
 		CacheBytes: cfg.TokenizeCacheBytes,
@@ -176,7 +181,7 @@ func New(cfg Config) (*Scheduler, error) {
 	}
 	s.extproc = s.serving.Picker(s.fleet, cfg.gateway(), cfg.Log.With("component", "extproc"))
 	s.serving.ExtProc = s.extproc
-	if s.gateway, err = s.serving.OpenAI(s.fleet, s.takes, cfg.gateway(), cfg.Log.With("component", "gateway")); err != nil {
+	if s.gateway, err = s.serving.OpenAI(s.fleet, s.takes, cfg.gateway(), engines, cfg.Log.With("component", "gateway")); err != nil {
 		s.flush()
 		return nil, err
 	}

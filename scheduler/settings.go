@@ -74,6 +74,8 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.DurationVar(&c.Grace, "grace", c.Grace, "`time` after which a silent member is forgotten")
 	fs.DurationVar(&c.ReadyWait, "ready-wait", c.ReadyWait, "longest `time` to wait for exact cache states before being ready")
 	fs.StringVar(&c.EngineAPIKey, "engine-api-key", c.EngineAPIKey, "`key` for asking engines to render and tokenize; better given by the environment variable")
+	fs.StringVar(&c.EngineTLS.CA, "engine-tls-ca", c.EngineTLS.CA, "`file` with the CA of the certificates of engines that speak TLS; empty: the system's")
+	fs.StringVar(&c.EngineTLS.Name, "engine-tls-name", c.EngineTLS.Name, "`name` in the certificates of engines; empty: the host of each one's address")
 	fs.DurationVar(&c.TokenizeTimeout, "tokenize-timeout", c.TokenizeTimeout, "longest `time` for turning text into tokens")
 	fs.Var((*size)(&c.TokenizeCacheBytes), "tokenize-cache", "`bytes` for prompts that were turned into tokens")
 	fs.DurationVar(&c.CallTimeout, "call-timeout", c.CallTimeout, "`time` for calls that have no deadline of their own; live")

@@ -14,6 +14,7 @@ package fakevllm
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -38,6 +39,8 @@ type Config struct {
 
 	// Host to listen on; empty: 127.0.0.1.
 	Host string
+	// TLS that HTTP is served by; nil: plain text.
+	TLS *tls.Config
 	// Port of HTTP, EventsPort and ReplayPort of rank 0; rank r is at the port
 	// + r. 0: free ports.
 	Port, EventsPort, ReplayPort int
@@ -304,7 +307,12 @@ func (e *Engine) Addr() string { return e.listener.Addr().String() }
 func (e *Engine) HideSources(hidden bool) { e.noSources.Store(hidden) }
 
 // URL is where the HTTP server is.
-func (e *Engine) URL() string { return "http://" + e.Addr() }
+func (e *Engine) URL() string {
+	if e.cfg.TLS != nil {
+		return "https://" + e.Addr()
+	}
+	return "http://" + e.Addr()
+}
 
 // Events is the publisher of a rank; nil without events.
 func (e *Engine) Events(rank int) *Publisher {
@@ -331,7 +339,11 @@ func (e *Engine) Run(ctx context.Context) error {
 		ReadHeaderTimeout: 10 * time.Second,
 	}
 	failed := make(chan error, 1)
-	go func() { failed <- srv.Serve(e.listener) }()
+	listener := e.listener
+	if e.cfg.TLS != nil {
+		listener = tls.NewListener(listener, e.cfg.TLS)
+	}
+	go func() { failed <- srv.Serve(listener) }()
 	var err error
 	select {
 	case <-ctx.Done():

@@ -23,6 +23,7 @@ import (
 	"github.com/kvscout/kvscout/e2e/loopback"
 	"github.com/kvscout/kvscout/protocol/client"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
+	"github.com/kvscout/kvscout/protocol/tlsclient"
 	"github.com/kvscout/kvscout/scheduler"
 )
 
@@ -166,6 +167,7 @@ func (s *Stage) RestartScheduler() error {
 // AgentOptions say beside which engine an agent stands.
 type AgentOptions struct {
 	Engine string // URL of its HTTP side
+	Trust  tlsclient.Trust
 	NATS   string // URL; empty: the stage's
 	Pool   string
 	Pod    string // names the member
@@ -197,7 +199,7 @@ func (a *Agent) Admin() string { return a.agent.AdminAddr() }
 // Agent starts an agent beside an engine.
 func (s *Stage) Agent(opt AgentOptions) (*Agent, error) {
 	a, err := agent.New(agent.Config{
-		NATSURL: cmp.Or(opt.NATS, s.NATS), Engine: opt.Engine, Pool: opt.Pool, Pod: opt.Pod,
+		NATSURL: cmp.Or(opt.NATS, s.NATS), Engine: opt.Engine, EngineTLS: opt.Trust, Pool: opt.Pool, Pod: opt.Pod,
 		Events: opt.Events, Replay: opt.Replay, StateDir: opt.State, Audit: opt.Audit,
 		Speculative: opt.Speculative, AttentionChunk: opt.AttentionChunk, Groups: opt.Groups,
 		AdminAddress: local, Heartbeat: opt.Heartbeat, Probe: cmp.Or(opt.Probe, probe), Log: s.opt.Log,

@@ -13,8 +13,9 @@ import (
 
 // Placement is where a request goes.
 type Placement struct {
-	// Address to send it to.
+	// Address to send it to, by TLS if that is set.
 	Address string
+	TLS     bool
 	// Headers for the engine that belong to the decision, by their names in lower
 	// case; those that a client sent under these names are none of them.
 	Headers map[string]string
@@ -29,7 +30,8 @@ type Placement struct {
 }
 
 func placed(s *scheduler, d *api.PickResponse) *Placement {
-	return &Placement{Address: target(d.GetRanking()).GetAddress(), Headers: headersOf(d.GetRanking()), Decision: d, scheduler: s, since: time.Now()}
+	to := target(d.GetRanking())
+	return &Placement{Address: to.GetAddress(), TLS: to.GetTls(), Headers: headersOf(d.GetRanking()), Decision: d, scheduler: s, since: time.Now()}
 }
 
 // Candidate is the first of the decision; nil: there is none.

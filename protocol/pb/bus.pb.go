@@ -835,7 +835,9 @@ type MemberInfo struct {
 	// items, so that its blocks of prompts with either are not known by their keys.
 	HidesExtraKeys bool `protobuf:"varint,15,opt,name=hides_extra_keys,json=hidesExtraKeys,proto3" json:"hides_extra_keys,omitempty"`
 	// offloads: the engine has announced blocks outside GPU memory.
-	Offloads      bool `protobuf:"varint,16,opt,name=offloads,proto3" json:"offloads,omitempty"`
+	Offloads bool `protobuf:"varint,16,opt,name=offloads,proto3" json:"offloads,omitempty"`
+	// tls: requests are sent to address by TLS.
+	Tls           bool `protobuf:"varint,17,opt,name=tls,proto3" json:"tls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -978,6 +980,13 @@ func (x *MemberInfo) GetHidesExtraKeys() bool {
 func (x *MemberInfo) GetOffloads() bool {
 	if x != nil {
 		return x.Offloads
+	}
+	return false
+}
+
+func (x *MemberInfo) GetTls() bool {
+	if x != nil {
+		return x.Tls
 	}
 	return false
 }
@@ -1955,7 +1964,7 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\revent_time_us\x18\x05 \x01(\x04R\veventTimeUs\"1\n" +
 	"\aAdapter\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
-	"\x04root\x18\x02 \x01(\tR\x04root\"\xbf\x04\n" +
+	"\x04root\x18\x02 \x01(\tR\x04root\"\xd1\x04\n" +
 	"\n" +
 	"MemberInfo\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x10\n" +
@@ -1975,7 +1984,8 @@ const file_pb_bus_proto_rawDesc = "" +
 	"\rmax_model_len\x18\r \x01(\x04R\vmaxModelLen\x12>\n" +
 	"\x06labels\x18\x0e \x03(\v2&.kvscout.bus.v1.MemberInfo.LabelsEntryR\x06labels\x12(\n" +
 	"\x10hides_extra_keys\x18\x0f \x01(\bR\x0ehidesExtraKeys\x12\x1a\n" +
-	"\boffloads\x18\x10 \x01(\bR\boffloads\x1a9\n" +
+	"\boffloads\x18\x10 \x01(\bR\boffloads\x12\x10\n" +
+	"\x03tls\x18\x11 \x01(\bR\x03tls\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa6\t\n" +

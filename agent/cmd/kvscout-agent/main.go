@@ -126,6 +126,8 @@ func declare(cfg *agent.Config, mode *string) *flag.FlagSet {
 	fs.StringVar(&cfg.Pool, "pool", cfg.Pool, "`name` of the pool of engines, as given to the scheduler")
 	fs.StringVar(&cfg.Engine, "engine", cfg.Engine, "`URL` of the engine's HTTP server")
 	fs.StringVar(&cfg.EngineAPIKey, "engine-api-key", cfg.EngineAPIKey, "`key` of the engine's API; better given by the environment variable")
+	fs.StringVar(&cfg.EngineTLS.CA, "engine-tls-ca", cfg.EngineTLS.CA, "`file` with the CA of the engine's certificate, where -engine begins with https; empty: the system's")
+	fs.StringVar(&cfg.EngineTLS.Name, "engine-tls-name", cfg.EngineTLS.Name, "`name` in the engine's certificate; empty: the host of -engine")
 	fs.StringVar(&cfg.Events, "events", cfg.Events, "`endpoint` of rank 0's KV events, like tcp://127.0.0.1:5557; empty: as the engine reports, else port 5557 on its host")
 	fs.StringVar(mode, "events-mode", "connect", "`mode` of -events: connect to it, or bind it for engines that connect")
 	fs.StringVar(&cfg.Replay, "replay", cfg.Replay, "`endpoint` of rank 0's replay, or \"none\"; empty: as the engine reports, else the events' port + 100")

@@ -377,7 +377,7 @@ func (d *decision) url(e engine, f flags, say func(string, ...any)) (url string,
 	scheme := "http"
 	if f.has("ssl-certfile") || f.has("ssl-keyfile") {
 		scheme = "https"
-		say("the engine speaks TLS: its certificate must be valid for %s, or say another address by %sengine", host, agentSetting)
+		say("the engine speaks TLS: its certificate must be valid for %s, or say its name by %sengine-tls-name", host, agentSetting)
 	}
 	return scheme + "://" + host + ":" + strconv.Itoa(port), port, nil
 }

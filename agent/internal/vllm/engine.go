@@ -3,6 +3,7 @@ package vllm
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,6 +31,9 @@ const (
 type EngineConfig struct {
 	URL string // http://host:port
 	Key string // API key of the engine; empty: none
+	// TLS says whom to believe, where the URL begins with https; nil: the system's
+	// authorities.
+	TLS *tls.Config
 	// Within is how long an answer may take; 0: 2 s.
 	Within time.Duration
 }
@@ -49,7 +53,7 @@ func NewEngine(cfg EngineConfig) (*Engine, error) {
 	if err != nil || base.Scheme != "http" && base.Scheme != "https" || base.Host == "" {
 		return nil, errors.New("engine URL: want http://host:port")
 	}
-	transport := &http.Transport{MaxIdleConnsPerHost: 4, IdleConnTimeout: time.Minute}
+	transport := &http.Transport{MaxIdleConnsPerHost: 4, IdleConnTimeout: time.Minute, TLSClientConfig: cfg.TLS}
 	return &Engine{
 		base: base, key: cfg.Key,
 		http: &http.Client{Timeout: cmp.Or(cfg.Within, 2*time.Second), Transport: transport},
@@ -60,13 +64,16 @@ func NewEngine(cfg EngineConfig) (*Engine, error) {
 // Host is the engine's host name.
 func (e *Engine) Host() string { return e.base.Hostname() }
 
+// TLS tells whether the engine speaks it.
+func (e *Engine) TLS() bool { return e.base.Scheme == "https" }
+
 // Address is the engine's host and port.
 func (e *Engine) Address() string {
 	if e.base.Port() != "" {
 		return e.base.Host
 	}
 	port := "80"
-	if e.base.Scheme == "https" {
+	if e.TLS() {
 		port = "443"
 	}
 	return net.JoinHostPort(e.base.Hostname(), port)

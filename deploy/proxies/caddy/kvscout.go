@@ -6,11 +6,9 @@ package kvscout
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -22,6 +20,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/kvscout/kvscout/protocol/client"
+	"github.com/kvscout/kvscout/protocol/tlsclient"
 )
 
 func init() {
@@ -62,16 +61,9 @@ type TLS struct {
 }
 
 func (t *TLS) credentials() (credentials.TransportCredentials, error) {
-	cfg := &tls.Config{ServerName: t.ServerName, MinVersion: tls.VersionTLS12}
-	if t.CA != "" {
-		text, err := os.ReadFile(t.CA)
-		if err != nil {
-			return nil, fmt.Errorf("ca: %w", err)
-		}
-		cfg.RootCAs = x509.NewCertPool()
-		if !cfg.RootCAs.AppendCertsFromPEM(text) {
-			return nil, fmt.Errorf("ca: no certificate in %s", t.CA)
-		}
+	cfg, err := tlsclient.Trust{CA: t.CA, Name: t.ServerName}.Config()
+	if err != nil {
+		return nil, fmt.Errorf("ca: %w", err)
 	}
 	if t.Certificate != "" || t.Key != "" {
 		pair, err := tls.LoadX509KeyPair(t.Certificate, t.Key)

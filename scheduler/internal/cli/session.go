@@ -2,14 +2,13 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"net"
-	"os"
 	"time"
 
 	"google.golang.org/grpc"
@@ -20,6 +19,7 @@ import (
 
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/settings"
+	"github.com/kvscout/kvscout/protocol/tlsclient"
 )
 
 // maxMessage admits the answer about any fleet, and any prompt that is taken.
@@ -68,19 +68,9 @@ func (o *options) transport() (*tls.Config, error) {
 		return nil, nil
 	}
 	host, _, _ := net.SplitHostPort(o.scheduler)
-	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: host}
-	if o.name != "" {
-		c.ServerName = o.name
-	}
-	if o.ca != "" {
-		text, err := os.ReadFile(o.ca)
-		if err != nil {
-			return nil, fmt.Errorf("-tls-ca: %w", err)
-		}
-		c.RootCAs = x509.NewCertPool()
-		if !c.RootCAs.AppendCertsFromPEM(text) {
-			return nil, fmt.Errorf("-tls-ca: %s: there is no certificate in it", o.ca)
-		}
+	c, err := tlsclient.Trust{CA: o.ca, Name: cmp.Or(o.name, host)}.Config()
+	if err != nil {
+		return nil, fmt.Errorf("-tls-ca: %w", err)
 	}
 	if o.cert != "" {
 		pair, err := tls.LoadX509KeyPair(o.cert, o.key)

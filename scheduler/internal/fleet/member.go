@@ -33,6 +33,7 @@ type Info struct {
 	Namespace, Pod, PodUID string
 	Rank                   int
 	Address                string
+	TLS                    bool // the engine at Address speaks it
 	Engine, EngineVersion  string
 	Models                 []string // served names; keys are rooted in the first
 	Root                   string
@@ -100,9 +101,17 @@ func (i *Info) Model() string {
 	return i.Models[0]
 }
 
+// URL of the engine's HTTP server.
+func (i *Info) URL() string {
+	if i.TLS {
+		return "https://" + i.Address
+	}
+	return "http://" + i.Address
+}
+
 func (i *Info) equal(o *Info) bool {
 	return i.Name == o.Name && i.Namespace == o.Namespace && i.Pod == o.Pod && i.PodUID == o.PodUID &&
-		i.Rank == o.Rank && i.Address == o.Address && i.Engine == o.Engine && i.EngineVersion == o.EngineVersion &&
+		i.Rank == o.Rank && i.Address == o.Address && i.TLS == o.TLS && i.Engine == o.Engine && i.EngineVersion == o.EngineVersion &&
 		i.Root == o.Root && i.BlockSize == o.BlockSize && i.Blocks == o.Blocks && i.MaxModelLen == o.MaxModelLen && i.HidesExtras == o.HidesExtras && i.Offloads == o.Offloads && i.Heartbeat == o.Heartbeat &&
 		slices.Equal(i.Models, o.Models) && slices.Equal(i.Adapters, o.Adapters) &&
 		maps.Equal(i.Labels, o.Labels)

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -64,7 +65,10 @@ type Config struct {
 	// Priority: the engines serve by the priority in the body of a request, and get
 	// it where the client gives none.
 	Priority bool
-	Log      *slog.Logger
+	// TLS says whom to believe at engines that speak it; nil: the system's
+	// authorities.
+	TLS *tls.Config
+	Log *slog.Logger
 }
 
 // Gateway is an http.Handler. Its requests end before Close.
@@ -84,6 +88,7 @@ func New(cfg Config) (*Gateway, error) {
 	}
 	return &Gateway{cfg: cfg, client: c, transport: &http.Transport{
 		DialContext:         (&net.Dialer{Timeout: connectWait}).DialContext,
+		TLSClientConfig:     cfg.TLS,
 		MaxIdleConnsPerHost: 1024,
 		IdleConnTimeout:     time.Minute,
 		DisableCompression:  true, // answers pass as they are
@@ -311,8 +316,8 @@ func (x *exchange) send(ctx context.Context, place *client.Placement) (*api.Repo
 // gets it, and the next if that is not reached.
 func (x *exchange) anywhere() error {
 	var err error = edge.Nobody
-	for _, address := range leastLoaded(x.cfg.Fleet.View(), time.Now()) {
-		a := &attempt{exchange: x, place: &client.Placement{Address: address}}
+	for _, m := range leastLoaded(x.cfg.Fleet.View(), time.Now()) {
+		a := &attempt{exchange: x, place: &client.Placement{Address: m.Info.Address, TLS: m.Info.TLS}}
 		var unreached *unreachedError
 		if err = a.run(x.in.Context()); !errors.As(err, &unreached) || x.in.Context().Err() != nil {
 			return err
@@ -321,19 +326,19 @@ func (x *exchange) anywhere() error {
 	return err
 }
 
-// leastLoaded are the addresses to try, at most attempts: by the requests there,
-// those that may not answer last, and equals in any order.
-func leastLoaded(view *fleet.View, now time.Time) []string {
+// leastLoaded are the members to try, each at another address, at most attempts: by
+// the requests there, those that may not answer last, and equals in any order.
+func leastLoaded(view *fleet.View, now time.Time) []*fleet.Member {
 	type place struct {
-		address  string
+		member   *fleet.Member
 		away     bool
 		requests int
 	}
 	places := make([]place, 0, len(view.Rows))
 	for i := range view.Rows {
 		r := &view.Rows[i]
-		if address := r.Member.Info.Address; address != "" {
-			places = append(places, place{address, r.Unreachable || r.Sleeping || view.Silent(r.Member, now), r.Requests(r.Member.Reserved())})
+		if r.Member.Info.Address != "" {
+			places = append(places, place{r.Member, r.Unreachable || r.Sleeping || view.Silent(r.Member, now), r.Requests(r.Member.Reserved())})
 		}
 	}
 	rand.Shuffle(len(places), func(i, j int) { places[i], places[j] = places[j], places[i] })
@@ -346,13 +351,14 @@ func leastLoaded(view *fleet.View, now time.Time) []string {
 		}
 		return cmp.Compare(a.requests, b.requests)
 	})
-	var addresses []string
+	var members []*fleet.Member
 	for _, p := range places {
-		if len(addresses) < attempts && !slices.Contains(addresses, p.address) {
-			addresses = append(addresses, p.address)
+		there := func(m *fleet.Member) bool { return m.Info.Address == p.member.Info.Address }
+		if len(members) < attempts && !slices.ContainsFunc(members, there) {
+			members = append(members, p.member)
 		}
 	}
-	return addresses
+	return members
 }
 
 // attempt of one member.
@@ -402,6 +408,9 @@ func (a *attempt) pass(ctx context.Context) {
 		ErrorLog:      log.New(io.Discard, "", 0), // errors are passed on
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", a.place.Address, ""
+			if a.place.TLS {
+				r.Out.URL.Scheme = "https"
+			}
 			r.SetXForwarded()
 			for _, name := range slices.Concat(client.ControlHeaders, ours) {
 				r.Out.Header.Del(name)

@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -33,7 +32,7 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) error {
 		if !fresh {
 			continue
 		}
-		for name, card := range g.modelsOf(r, m.Info.Address) {
+		for name, card := range g.modelsOf(r, m.Info.URL()) {
 			told[name] = card
 			if !slices.Contains(names, name) {
 				names = append(names, name)
@@ -56,10 +55,10 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) error {
 }
 
 // modelsOf an engine by their names, each as it tells of it; nil: it does not.
-func (g *Gateway) modelsOf(r *http.Request, address string) map[string]json.RawMessage {
+func (g *Gateway) modelsOf(r *http.Request, url string) map[string]json.RawMessage {
 	ctx, cancel := context.WithTimeout(r.Context(), modelsWait)
 	defer cancel()
-	ask, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%s/v1/models", address), nil)
+	ask, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/v1/models", nil)
 	if err != nil {
 		return nil
 	}

@@ -17,7 +17,7 @@ func infoOf(h *pb.Heartbeat) fleet.Info {
 	i := h.GetInfo()
 	info := fleet.Info{
 		Namespace: i.GetNamespace(), Pod: i.GetPod(), PodUID: i.GetPodUid(), Rank: int(i.GetRank()),
-		Address: i.GetAddress(), Engine: i.GetEngine(), EngineVersion: i.GetEngineVersion(),
+		Address: i.GetAddress(), TLS: i.GetTls(), Engine: i.GetEngine(), EngineVersion: i.GetEngineVersion(),
 		Models: i.GetModels(), Root: i.GetRoot(),
 		BlockSize: int(i.GetBlockSize()), Blocks: i.GetBlocks(),
 		MaxModelLen: int(min(i.GetMaxModelLen(), math.MaxInt32)),

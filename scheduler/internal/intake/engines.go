@@ -3,6 +3,7 @@ package intake
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -169,10 +170,11 @@ func (e *engines) order(addresses []string) (order []string, trusted bool) {
 	return append(fine, lately...), len(fine) > 0
 }
 
-func newClient() *http.Client {
+func newClient(trust *tls.Config) *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
 			DialContext:         (&net.Dialer{Timeout: 2 * time.Second}).DialContext,
+			TLSClientConfig:     trust,
 			MaxIdleConnsPerHost: 16,
 			IdleConnTimeout:     90 * time.Second,
 		},

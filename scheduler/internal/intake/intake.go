@@ -12,6 +12,7 @@ package intake
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/http"
@@ -29,6 +30,9 @@ type Config struct {
 	// prompt; an error says why none may. It may be nil: then text never becomes
 	// tokens.
 	Engines func(model string) ([]string, error)
+	// TLS says whom to believe at engines that speak it; nil: the system's
+	// authorities.
+	TLS *tls.Config
 	// APIKey is sent to the engines as bearer token; empty: none.
 	APIKey string
 	// Timeout for turning one prompt into tokens, over all attempts; 0: 3 s. A
@@ -77,7 +81,7 @@ func New(cfg Config) *Intake {
 	cfg.MaxAnswer = cmp.Or(cfg.MaxAnswer, 64<<20)
 	i := &Intake{
 		cfg:     cfg,
-		client:  newClient(),
+		client:  newClient(cfg.TLS),
 		engines: engines{known: make(map[string]*engine)},
 		cache:   newCache(cfg.CacheBytes, cfg.CacheFor),
 		flights: flights{open: make(map[digest]*flight)},

@@ -119,7 +119,7 @@ func (m *Membership) Admit(i *fleet.Info) error {
 // ErrNotAllowed says that no engine of a model may be asked.
 var ErrNotAllowed = errors.New("no engine of the model may be asked: none announces an address that its agent connects from, or that -engine-addresses allows")
 
-// Engines lists where engines of the model listen that may get the API key and
+// Engines lists the URLs of engines of the model that may get the API key and
 // prompts.
 func (m *Membership) Engines(model string) ([]string, error) {
 	view, now := m.cfg.Fleet.View(), time.Now()
@@ -130,7 +130,7 @@ func (m *Membership) Engines(model string) ([]string, error) {
 		switch {
 		case one.Info.Address == "" || one.Load.Sleeping || one.Load.Unreachable || view.Silent(one, now):
 		case m.addresses.askable(one.Info):
-			addresses = append(addresses, one.Info.Address)
+			addresses = append(addresses, one.Info.URL())
 		default:
 			kept = true
 		}

@@ -171,7 +171,7 @@ func speedOf(l learn.Speed) *api.Speed {
 
 func setMember(to *api.Member, m *fleet.Member) {
 	to.Id, to.Namespace, to.Pod = m.Info.Name, m.Info.Namespace, m.Info.Pod
-	to.Address, to.Rank = m.Info.Address, uint32(m.Info.Rank)
+	to.Address, to.Tls, to.Rank = m.Info.Address, m.Info.TLS, uint32(m.Info.Rank)
 }
 
 // setState writes what is believed of a member's cache.

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"context"
+	"crypto/tls"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -48,13 +49,13 @@ func (c *Config) Picker(fleet *fleet.Fleet, options extproc.Options, log *slog.L
 }
 
 // OpenAI is the gateway for those who have none, on the same steps as the API.
-func (c *Config) OpenAI(fleet *fleet.Fleet, ready func() bool, options extproc.Options, log *slog.Logger) (*gateway.Gateway, error) {
+func (c *Config) OpenAI(fleet *fleet.Fleet, ready func() bool, options extproc.Options, engines *tls.Config, log *slog.Logger) (*gateway.Gateway, error) {
 	return gateway.New(gateway.Config{
 		Scheduler: &here{
 			pick:   within(c, api.Scheduler_Pick_FullMethodName, c.Service.Place),
 			report: within(c, api.Scheduler_Report_FullMethodName, c.Service.Report),
 		},
-		Fleet: fleet, Ready: ready, Objectives: options.Objectives, Priority: options.Priority, Log: log,
+		Fleet: fleet, Ready: ready, Objectives: options.Objectives, Priority: options.Priority, TLS: engines, Log: log,
 	})
 }
 

@@ -551,11 +551,13 @@ func (x *Candidate) GetPull() *Pull {
 type Member struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// id is <namespace>_<pod uid>_<rank>.
-	Id            string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Namespace     string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Pod           string `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`
-	Address       string `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"`
-	Rank          uint32 `protobuf:"varint,5,opt,name=rank,proto3" json:"rank,omitempty"`
+	Id        string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Pod       string `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`
+	Address   string `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"`
+	Rank      uint32 `protobuf:"varint,5,opt,name=rank,proto3" json:"rank,omitempty"`
+	// tls: the engine at address speaks TLS, as its agent was told.
+	Tls           bool `protobuf:"varint,6,opt,name=tls,proto3" json:"tls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -623,6 +625,13 @@ func (x *Member) GetRank() uint32 {
 		return x.Rank
 	}
 	return 0
+}
+
+func (x *Member) GetTls() bool {
+	if x != nil {
+		return x.Tls
+	}
+	return false
 }
 
 // CachedTokens is the usable prefix by where it lies. The parts add up to what
@@ -996,13 +1005,14 @@ const file_kvscout_scheduler_v1_ranking_proto_rawDesc = "" +
 	"\x10waiting_requests\x18\a \x01(\rR\x0fwaitingRequests\x12#\n" +
 	"\vload_age_ms\x18\b \x01(\x01H\x00R\tloadAgeMs\x88\x01\x01\x12.\n" +
 	"\x04pull\x18\t \x01(\v2\x1a.kvscout.scheduler.v1.PullR\x04pullB\x0e\n" +
-	"\f_load_age_ms\"v\n" +
+	"\f_load_age_ms\"\x88\x01\n" +
 	"\x06Member\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x10\n" +
 	"\x03pod\x18\x03 \x01(\tR\x03pod\x12\x18\n" +
 	"\aaddress\x18\x04 \x01(\tR\aaddress\x12\x12\n" +
-	"\x04rank\x18\x05 \x01(\rR\x04rank\"f\n" +
+	"\x04rank\x18\x05 \x01(\rR\x04rank\x12\x10\n" +
+	"\x03tls\x18\x06 \x01(\bR\x03tls\"f\n" +
 	"\fCachedTokens\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\rR\x03gpu\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\rR\x04host\x12\x12\n" +

@@ -23,7 +23,7 @@ CA_CERTIFICATES ?= /etc/ssl/certs/ca-certificates.crt
 
 export CGO_ENABLED = $(if $(RACE),1,0)
 
-.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-languages test-envoy test-haproxy test-nginx test-caddy test-k8s aiperf bench-proxies test-vllm test-vllm-all remove-vllm check lint vuln gen api-baseline bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
+.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-languages test-page test-envoy test-haproxy test-nginx test-caddy test-k8s aiperf bench-proxies test-vllm test-vllm-all remove-vllm check lint vuln gen api-baseline bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,7 @@ test: ## unit, race, end to end with real NATS, recordings, short fuzz; needs Go
 	@command -v nginx >/dev/null || echo "no nginx: the tests with the real nginx are SKIPPED (make test-nginx)"
 	@test -n "$$KVSCOUT_KUBERNETES" || echo "no Kubernetes: the tests on a real control plane are SKIPPED (make test-k8s)"
 	@command -v aiperf >/dev/null || echo "no aiperf: the test with the real AIPerf is SKIPPED (make aiperf)"
+	@command -v chromium >/dev/null || echo "no chromium: the tests of the page in a real browser are SKIPPED (make test-page)"
 	@python3 -c 'import zmq' 2>/dev/null || echo "no pyzmq: the tests against the real libzmq are SKIPPED (pip install pyzmq, then make test-libzmq)"
 	go vet ./...
 	go test $(RACE) -timeout 900s ./...
@@ -69,6 +70,15 @@ $(LANGUAGES)/python/ready: e2e/languages/python/requirements.txt $(wildcard prot
 $(LANGUAGES)/typescript/ready: e2e/languages/typescript/package-lock.json
 	mkdir -p $(@D)
 	cp $(<D)/package.json $< $(@D)
+	cd $(@D) && npm ci --no-audit --no-fund
+	touch $@
+
+test-page: out/page/ready ## the page in a real Chromium, every view, with axe-core; pictures go to out/page/pictures; CHROMIUM=PATH takes another one
+	KVSCOUT_PAGE_MODULES=$(CURDIR)/out/page/node_modules KVSCOUT_REQUIRE_PAGE=1 go test -count 1 -timeout 900s -run TestPage -v ./e2e $(ARGS)
+
+out/page/ready: e2e/page/package.json e2e/page/package-lock.json
+	mkdir -p $(@D)
+	cp $^ $(@D)
 	cd $(@D) && npm ci --no-audit --no-fund
 	touch $@
 

@@ -70,6 +70,13 @@ func beyond(address string) bool {
 	return ip == nil || !ip.IsLoopback()
 }
 
+// openToPeople tells whether the admin address, where nobody shows a certificate,
+// may answer what the API does: to whom the API would not ask for one either, and
+// who can reach it.
+func (c *Config) openToPeople() bool {
+	return c.GRPCTLS.CA == "" && (!beyond(c.AdminAddress) || beyond(c.GRPCAddress) || beyond(c.HTTPAddress))
+}
+
 // natsHere tells whether all servers of NATSURL are on this machine: so are
 // those who use them, or they came through something that is.
 func (c *Config) natsHere() bool {

@@ -175,7 +175,7 @@ func New(cfg Config) (*Scheduler, error) {
 	s.serving = serve.Config{
 		GRPCAddress: cfg.GRPCAddress, HTTPAddress: cfg.HTTPAddress, ExtProcAddress: cfg.ExtProcAddress, GatewayAddress: cfg.GatewayAddress, AdminAddress: cfg.AdminAddress,
 		TLS: transport, ExtProcTLS: gateways, Refused: &s.refused,
-		Service: s.rpc, People: s.admin(), Observer: s.observer, Telemetry: s.telemetry,
+		Service: s.rpc, People: s.admin(), Operators: cfg.openToPeople(), Observer: s.observer, Telemetry: s.telemetry,
 		StopWait: func() time.Duration { return s.live.Load().StopWait },
 		Log:      cfg.Log,
 	}

@@ -52,3 +52,14 @@ func misrouted(ctx context.Context, mux *runtime.ServeMux, m runtime.Marshaler, 
 func refused(httpStatus int, code codes.Code, text string) error {
 	return &runtime.HTTPStatusError{HTTPStatus: httpStatus, Err: status.Error(code, text)}
 }
+
+// Refuse answers somebody who may not ask this, as the API answers who is no
+// operator.
+func Refuse(w http.ResponseWriter, r *http.Request, text string) {
+	st := status.New(codes.PermissionDenied, text)
+	if with, err := st.WithDetails(&errdetails.ErrorInfo{Domain: "kvscout",
+		Reason: strings.TrimPrefix(api.ErrorReason_ERROR_REASON_NOT_AN_OPERATOR.String(), "ERROR_REASON_")}); err == nil {
+		st = with
+	}
+	fail(r.Context(), runtime.NewServeMux(), form, w, r, st.Err())
+}

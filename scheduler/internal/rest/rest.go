@@ -41,7 +41,7 @@ const (
 	maxHeader  = 64 << 10
 )
 
-// Config of what is served. All must be set.
+// Config of what is served. All but Caller must be set.
 type Config struct {
 	// Services to call.
 	Services *Local
@@ -50,6 +50,8 @@ type Config struct {
 	// Longest is how long a request may take to be answered, and how long a watch
 	// goes on.
 	Longest time.Duration
+	// Caller is who everybody is taken for that shows no certificate; nil: nobody.
+	Caller credentials.AuthInfo
 	// Served is told of every request, on its goroutine.
 	Served func(ctx context.Context, method string, code int, took time.Duration)
 	Log    *slog.Logger
@@ -66,6 +68,23 @@ var parseQueries = sync.OnceFunc(func() { runtime.SetQueryParameterParser(query{
 
 // Server serves the services. Its caller sets TLSConfig where there is one.
 func Server(cfg Config) (*http.Server, error) {
+	h, err := Handler(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: headerWait,
+		WriteTimeout:      cfg.Longest,
+		IdleTimeout:       idleWait,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
+	}, nil
+}
+
+// Handler is what Server serves, for a server of others: Longest is that server's
+// business.
+func Handler(cfg Config) (http.Handler, error) {
 	parseQueries()
 	h := &handler{cfg: cfg, mux: runtime.NewServeMux(
 		runtime.WithMarshalerOption(runtime.MIMEWildcard, form),
@@ -88,14 +107,7 @@ func Server(cfg Config) (*http.Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &http.Server{
-		Handler:           h,
-		ReadHeaderTimeout: headerWait,
-		WriteTimeout:      cfg.Longest,
-		IdleTimeout:       idleWait,
-		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
-	}, nil
+	return h, nil
 }
 
 // ServeHTTP reads the body within its bounds and hands the request on, with who
@@ -111,7 +123,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		r.Body = text
 	}
-	caller := &peer.Peer{LocalAddr: r.Context().Value(http.LocalAddrContextKey).(net.Addr)}
+	caller := &peer.Peer{LocalAddr: r.Context().Value(http.LocalAddrContextKey).(net.Addr), AuthInfo: h.cfg.Caller}
 	if at, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
 		caller.Addr = net.TCPAddrFromAddrPort(at)
 	}

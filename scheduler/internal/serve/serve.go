@@ -49,9 +49,12 @@ type Config struct {
 	Service                   *rpc.Service
 	ExtProc                   *extproc.Server
 	Gateway                   *gateway.Gateway
-	People                    http.Handler
-	Observer                  *observe.Observer
-	Telemetry                 *telemetry.Telemetry
+	// People are answered at AdminAddress. Operators: whoever reaches it may also ask
+	// what is for operators besides the members, which all may see.
+	People    http.Handler
+	Operators bool
+	Observer  *observe.Observer
+	Telemetry *telemetry.Telemetry
 	// StopWait bounds the graceful stop.
 	StopWait func() time.Duration
 	Log      *slog.Logger
@@ -79,12 +82,17 @@ type served struct {
 
 // Listen binds all addresses. Until Run nobody is answered.
 func Listen(cfg Config) (_ *Server, err error) {
-	s := &Server{cfg: cfg, health: newHealth(), admin: admin.Server(cfg.People, cfg.Refused)}
+	s := &Server{cfg: cfg, health: newHealth()}
 	defer func() {
 		if err != nil {
 			s.Close()
 		}
 	}()
+	people, err := s.people()
+	if err != nil {
+		return nil, err
+	}
+	s.admin = admin.Server(people, cfg.Refused)
 	if err := s.listen("gRPC", cfg.GRPCAddress, s.newGRPC()); err != nil {
 		return nil, err
 	}

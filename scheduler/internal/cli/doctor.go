@@ -115,6 +115,7 @@ func (d *examination) examine(ctx context.Context) {
 	d.examineAgents(ctx)
 	d.examineVersions()
 	d.examineReports()
+	d.examineTokens(ctx)
 	if d.probe {
 		d.probeEngines(ctx)
 	}

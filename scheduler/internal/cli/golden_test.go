@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -73,6 +74,7 @@ type still struct {
 	fleet    *api.ListMembersResponse
 	ranking  *api.Ranking
 	shadow   *api.Counterfactual
+	books    *api.GetBooksResponse
 	refuses  error // of every call of Admin
 	explains *api.ExplainRequest
 	scores   *api.ScoreRequest
@@ -80,6 +82,10 @@ type still struct {
 
 func (s *still) ListMembers(context.Context, *api.ListMembersRequest) (*api.ListMembersResponse, error) {
 	return s.fleet, s.refuses
+}
+
+func (s *still) GetBooks(context.Context, *api.GetBooksRequest) (*api.GetBooksResponse, error) {
+	return s.books, s.refuses
 }
 
 func (s *still) Explain(_ context.Context, r *api.ExplainRequest) (*api.ExplainResponse, error) {
@@ -160,8 +166,53 @@ func ranking() *api.Ranking {
 	return r
 }
 
+// books of a fleet that lost tokens to everything.
+func books() *api.GetBooksResponse {
+	evicted := func(pools uint32, tokens uint64) *api.EvictedTokens {
+		return &api.EvictedTokens{UsedWithinMs: proto.Float64(60_000), KeptByPools: &pools, Tokens: tokens}
+	}
+	b := &api.GetBooksResponse{
+		Picked:         &api.HitTokens{PromptTokens: 1_000_000, IdealTokens: 500_000, FeasibleTokens: 450_000, RoutedTokens: 300_000, LeastLoadTokens: 100_000},
+		BookedRequests: 400, BookedPromptTokens: 1_000_000, UsedTokens: 290_000, DivertedRequests: 40, DivertedMs: 8000,
+		Evicted: []*api.EvictedTokens{evicted(1, 10_000), evicted(2, 60_000), evicted(4, 20_000), {Tokens: 10_000}, {PoolUnknown: true, Tokens: 1000}},
+	}
+	for cause := range api.Loss_name {
+		if cause > 0 {
+			b.Lost = append(b.Lost, &api.LostTokens{Cause: api.Loss(cause), Tokens: 59_160 + uint64(cause), Explanation: "as it was with " + strings.ToLower(api.Loss(cause).String())})
+		}
+	}
+	slices.SortFunc(b.Lost, func(a, b *api.LostTokens) int { return int(b.GetTokens()) - int(a.GetTokens()) })
+	return b
+}
+
+// Doctor recommends the smallest cache that would have kept most of what was
+// evicted.
+func TestDoctorSaysHowMuchMemoryWouldHaveKeptIt(t *testing.T) {
+	class := func(pools, tokens int) *api.EvictedTokens {
+		e := &api.EvictedTokens{Tokens: uint64(tokens), PoolUnknown: pools < 0}
+		if pools > 0 {
+			e.KeptByPools = proto.Uint32(uint32(pools))
+		}
+		return e
+	}
+	for name, c := range map[string]struct {
+		evicted []*api.EvictedTokens
+		want    string
+	}{
+		"as large":  {[]*api.EvictedTokens{class(1, 80), class(4, 20)}, "80% would have been kept by caches of their present size"},
+		"as much":   {[]*api.EvictedTokens{class(1, 10), class(2, 75), class(4, 15)}, "host memory for 1 times what the GPUs hold would have kept 85%"},
+		"much more": {[]*api.EvictedTokens{class(1, 10), class(16, 75), class(0, 15)}, "host memory for 15 times what the GPUs hold would have kept 85%"},
+		"too much":  {[]*api.EvictedTokens{class(1, 10), class(0, 90)}, "much more"},
+		"unknown":   {[]*api.EvictedTokens{class(-1, 90)}, ""},
+	} {
+		if got := memory(&api.GetBooksResponse{Evicted: c.evicted}); !strings.Contains(got, c.want) || c.want == "" && got != "" {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
 func TestTables(t *testing.T) {
-	s := &still{fleet: fleet(), ranking: ranking(), shadow: &api.Counterfactual{Policy: "session", Member: fleet().GetMembers()[1].GetMember(), FirstTokenMs: 12, TotalMs: -3, CachedTokens: -3072}}
+	s := &still{fleet: fleet(), ranking: ranking(), books: books(), shadow: &api.Counterfactual{Policy: "session", Member: fleet().GetMembers()[1].GetMember(), FirstTokenMs: 12, TotalMs: -3, CachedTokens: -3072}}
 	env := s.serve(t)
 	s.fleet.Scheduler.TimeMs = 0 // no clock: it would differ from run to run
 	for name, args := range map[string][]string{

@@ -34,6 +34,14 @@ func (s *Scheduler) admin() http.Handler {
 		}
 		rest.Write(w, books)
 	})
+	mux.HandleFunc("GET /v1/prefixes", func(w http.ResponseWriter, r *http.Request) {
+		prefixes, err := s.rpc.ListPrefixes(r.Context(), &api.ListPrefixesRequest{Model: r.URL.Query().Get("model")})
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		rest.Write(w, prefixes)
+	})
 	mux.HandleFunc("GET /config", func(w http.ResponseWriter, _ *http.Request) {
 		text, err := settings.Text(s.live.Load().Settings())
 		if err != nil {

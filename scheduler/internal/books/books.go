@@ -4,8 +4,9 @@
 // which part of its prompt is then, and booked when the engine's own count is
 // known; so the books of any number of requests balance to the token.
 //
-// What was seen before is known from a bounded table, see seen. The package
-// decides nothing, and has no clock.
+// What was seen before is known from a bounded table, see seen; from it come the
+// prefixes that are shared most, too. The package decides nothing, and has no
+// clock.
 package books
 
 import (
@@ -110,6 +111,7 @@ func sizeName(class int) string {
 // leading tokens.
 type Placement struct {
 	Decision uint64
+	Model    string
 	// Prompt tokens; 0: not known. Keys are of their whole blocks, as far as
 	// MaxBlocks.
 	Prompt    int
@@ -220,12 +222,13 @@ func (a *account) extend(to int, s span) {
 
 // Books are safe for concurrent use.
 type Books struct {
-	mu    sync.Mutex // guards all
-	seen  seen
-	open  map[uint64]account
-	ring  []uint64 // decisions in open, and some that are no longer
-	next  int      // in ring
-	stats Stats
+	mu       sync.Mutex // guards all
+	seen     seen
+	prefixes prefixes
+	open     map[uint64]account
+	ring     []uint64 // decisions in open, and some that are no longer
+	next     int      // in ring
+	stats    Stats
 }
 
 // New returns empty books.
@@ -251,7 +254,9 @@ func (b *Books) Place(p *Placement, home func(member uint32) Home, now time.Time
 	a.extend(p.Feasible, span{cause: diverted})
 	a.extend(p.Held, span{cause: held})
 	a.extend(p.Ideal, span{cause: Unavailable})
-	b.seen.visit(p, home, now, &a)
+	if e, n := b.seen.visit(p, home, now, &a); e != nil {
+		b.prefixes.offer(&b.seen, e, p, n)
+	}
 	a.extend(min(p.Limit, len(p.Keys)*p.BlockSize), span{cause: Unseen})
 	a.extend(p.Limit, span{cause: Unknown})
 	a.extend(p.Prompt, span{cause: Uncacheable})

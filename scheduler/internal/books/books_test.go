@@ -146,8 +146,7 @@ func TestWhatWouldHaveKeptItIsHowMuchWasWrittenSince(t *testing.T) {
 func TestBooksBalance(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := New()
-		clear(testTable)
-		b.seen.entries = testTable
+		b.seen.entries = make([]entry, 1<<rapid.IntRange(3, 12).Draw(t, "table"))
 		count := func(name string, most int) int { return rapid.IntRange(0, most).Draw(t, name) }
 		var prompts, cached, requests uint64
 		open := make(map[uint64]bool)
@@ -218,8 +217,7 @@ func TestDepthIsFoundShortByASixteenthAtMost(t *testing.T) {
 	home := Home{Present: true, Epoch: 1, Exact: true}
 	for shared := 0; shared <= 3000; shared += 1 + shared/20 {
 		b := New()
-		b.seen.entries = testTable
-		clear(testTable)
+		b.seen.entries = make([]entry, 1<<12)
 		b.Place(&Placement{Prompt: 64_000, Keys: chain(1, shared, 1, 4000), BlockSize: 16, Limit: 64_000, Epoch: 1}, still(home), t0)
 		got := int(lost(b, Placement{Prompt: 64_000, Keys: chain(1, shared, 2, 4000), BlockSize: 16, Limit: 64_000, Epoch: 1}, home, t0, 0, false)["evicted"]) / 16
 		if got > shared || got < shared-shared/16 {
@@ -228,20 +226,17 @@ func TestDepthIsFoundShortByASixteenthAtMost(t *testing.T) {
 	}
 }
 
-var testTable = make([]entry, seenEntries)
-
 // A table that is full forgets the longest unused, and says for how long it
 // remembers.
 func TestWhatIsRememberedIsBounded(t *testing.T) {
 	b := New()
-	b.seen.entries = testTable
-	clear(testTable)
+	b.seen.entries = make([]entry, 1<<14)
 	if b.Stats().Remembered >= 0 {
 		t.Error("an empty table has forgotten something")
 	}
 	random := rand.New(rand.NewPCG(1, 2))
 	p := Placement{Prompt: 512 * 16, BlockSize: 16, Limit: 512 * 16, Keys: make([]blockkey.Key, 512)}
-	const prompts = seenEntries / 97 * 2
+	const prompts = 1 << 14 / 97 * 3
 	for i := range prompts {
 		for k := range p.Keys {
 			p.Keys[k] = blockkey.Key(random.Uint64() | 1<<63)
@@ -249,7 +244,7 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 		b.seen.visit(&p, still(Home{}), t0.Add(time.Duration(i)*time.Second), &account{})
 	}
 	s := b.Stats()
-	if s.Remembered < prompts/4*time.Second || s.Remembered > prompts*3/4*time.Second || len(b.seen.entries) != seenEntries {
+	if s.Remembered < prompts/6*time.Second || s.Remembered > prompts/2*time.Second || len(b.seen.entries) != 1<<14 {
 		t.Errorf("after %d prompts a second each, remembered for %v", prompts, s.Remembered)
 	}
 }

@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// seenEntries are 24 MiB: prompts of 8,192 tokens take 97 each, so the last
+	// seenEntries are 32 MiB: prompts of 8,192 tokens take 97 each, so the last
 	// 10,800 that have nothing in common are remembered, 88 million tokens.
 	seenEntries = 1 << 20
 	ways        = 4
@@ -31,7 +31,8 @@ type entry struct {
 	last   uint32       // use, in ticks
 	volume uint32       // what was written to its home until then, in grains
 	home   uint32       // the member that it was sent to last, and a tag of its epoch
-	hits   uint32
+	hits   uint32       // prompts that had it, but for the first
+	parted uint32       // of those, by which nothing behind it was known
 }
 
 // seen remembers prompts: not each block, but those at the checkpoints of step,
@@ -40,7 +41,7 @@ type entry struct {
 // deep. An entry stands in one of the ways of its bucket; a new one takes the place
 // of the longest unused.
 type seen struct {
-	entries []entry
+	entries []entry // a power of two
 	origin  time.Time
 	written []uint64 // tokens, by number of the member
 	now     uint32   // in ticks
@@ -59,8 +60,8 @@ func step(blocks int) int {
 }
 
 // visit adds to an account what was seen before beyond its end, and notes that
-// it is seen now.
-func (s *seen) visit(p *Placement, home func(uint32) Home, now time.Time, a *account) {
+// it is seen now. It returns the deepest entry that was there, and its blocks.
+func (s *seen) visit(p *Placement, home func(uint32) Home, now time.Time, a *account) (deepest *entry, depth int) {
 	if s.origin.IsZero() {
 		s.origin = now
 	}
@@ -93,10 +94,16 @@ func (s *seen) visit(p *Placement, home func(uint32) Home, now time.Time, a *acc
 				past += int(a.count - before)
 			}
 			e.hits++
+			deepest, depth = e, n
 		}
 		e.last, e.volume, e.home = s.now, volume, here
 	}
 	s.write(p.Member, p.Writes)
+	if deepest == nil || deepest.key != p.Keys[depth-1] {
+		return nil, 0 // none, or another has its place by now
+	}
+	deepest.parted++
+	return deepest, depth
 }
 
 // touch asks for the memory of all buckets at once, as waiting for one after the
@@ -104,8 +111,8 @@ func (s *seen) visit(p *Placement, home func(uint32) Home, now time.Time, a *acc
 func (s *seen) touch(keys []blockkey.Key) {
 	for n := 0; n < len(keys); {
 		n = min(n+step(n), len(keys))
-		at := uint64(keys[n-1]) * ways % seenEntries
-		s.touched += uint64(s.entries[at].key) + uint64(s.entries[at+ways-1].key)
+		bucket := s.bucket(keys[n-1])
+		s.touched += uint64(bucket[0].key) + uint64(bucket[ways-1].key)
 	}
 }
 
@@ -132,10 +139,15 @@ func (s *seen) past(e *entry, h *Home) span {
 	return found
 }
 
+// bucket is where a key may be.
+func (s *seen) bucket(key blockkey.Key) []entry {
+	return s.entries[uint64(key)*ways&uint64(len(s.entries)-1):][:ways]
+}
+
 // find is the entry of a key, made in place of the longest unused of its bucket
 // where there is none.
 func (s *seen) find(key blockkey.Key) (e *entry, found bool) {
-	bucket := s.entries[uint64(key)*ways%seenEntries:][:ways]
+	bucket := s.bucket(key)
 	for i := range bucket {
 		if bucket[i].key == key {
 			return &bucket[i], true

@@ -84,7 +84,7 @@ type command struct {
 
 // commands in the order in which -help lists them.
 func commands() []command {
-	return []command{members, top, watch, explain, score, doctor, completion()}
+	return []command{members, top, watch, explain, score, prefixes, doctor, completion()}
 }
 
 // errMend says that doctor found what must be mended. It has said all of it.

@@ -75,6 +75,8 @@ type still struct {
 	ranking  *api.Ranking
 	shadow   *api.Counterfactual
 	books    *api.GetBooksResponse
+	prefixes *api.ListPrefixesResponse
+	asks     *api.ListPrefixesRequest
 	refuses  error // of every call of Admin
 	explains *api.ExplainRequest
 	scores   *api.ScoreRequest
@@ -82,6 +84,11 @@ type still struct {
 
 func (s *still) ListMembers(context.Context, *api.ListMembersRequest) (*api.ListMembersResponse, error) {
 	return s.fleet, s.refuses
+}
+
+func (s *still) ListPrefixes(_ context.Context, r *api.ListPrefixesRequest) (*api.ListPrefixesResponse, error) {
+	s.asks = r
+	return s.prefixes, s.refuses
 }
 
 func (s *still) GetBooks(context.Context, *api.GetBooksRequest) (*api.GetBooksResponse, error) {
@@ -185,6 +192,34 @@ func books() *api.GetBooksResponse {
 	return b
 }
 
+// shared prefixes, on no member, on two, and on more than are named.
+func shared() *api.ListPrefixesResponse {
+	holder := func(n int, host, disk uint32) *api.PrefixHolder {
+		return &api.PrefixHolder{Member: &api.Member{Pod: fmt.Sprintf("llama-%d", n), Rank: uint32(n % 2)}, CachedTokens: &api.CachedTokens{Gpu: 1024, Host: host, Disk: disk}}
+	}
+	list := []*api.Prefix{
+		{Key: 0x9af1_0000_0000_0001, Tokens: 2048, Hits: 90_000, Parted: 41_000, UsedAgeMs: 400, HolderCount: 300, Holders: []*api.PrefixHolder{holder(0, 0, 0), holder(1, 0, 0), holder(2, 0, 0)}},
+		{Key: 2, Tokens: 4096, Hits: 1200, Parted: 3, UsedAgeMs: 61_000, HolderCount: 2, Holders: []*api.PrefixHolder{holder(2, 1024, 0), holder(3, 1024, 2048)}},
+		{Key: 3, Tokens: 64, Hits: 2, Parted: 2, UsedAgeMs: 9_000_000},
+	}
+	for _, p := range list {
+		p.Model = "meta-llama/Llama-3.1-8B-Instruct"
+	}
+	return &api.ListPrefixesResponse{Prefixes: list}
+}
+
+func TestPrefixes(t *testing.T) {
+	s := &still{prefixes: shared()}
+	env := s.serve(t)
+	if got := invoke(t.Context(), 0, env, "", "prefixes", "-model", "m", "-max", "7"); got.code != 0 || s.asks.GetModel() != "m" || s.asks.GetMaxPrefixes() != 7 {
+		t.Errorf("%+v, asked %v", got, s.asks)
+	}
+	s.prefixes = &api.ListPrefixesResponse{}
+	if got := invoke(t.Context(), 0, env, "", "prefixes"); got.code != 0 || got.out != "" || !strings.HasPrefix(got.err, "no shared prefixes") {
+		t.Errorf("%+v", got)
+	}
+}
+
 // Doctor recommends the smallest cache that would have kept most of what was
 // evicted.
 func TestDoctorSaysHowMuchMemoryWouldHaveKeptIt(t *testing.T) {
@@ -212,15 +247,16 @@ func TestDoctorSaysHowMuchMemoryWouldHaveKeptIt(t *testing.T) {
 }
 
 func TestTables(t *testing.T) {
-	s := &still{fleet: fleet(), ranking: ranking(), books: books(), shadow: &api.Counterfactual{Policy: "session", Member: fleet().GetMembers()[1].GetMember(), FirstTokenMs: 12, TotalMs: -3, CachedTokens: -3072}}
+	s := &still{fleet: fleet(), ranking: ranking(), books: books(), prefixes: shared(), shadow: &api.Counterfactual{Policy: "session", Member: fleet().GetMembers()[1].GetMember(), FirstTokenMs: 12, TotalMs: -3, CachedTokens: -3072}}
 	env := s.serve(t)
 	s.fleet.Scheduler.TimeMs = 0 // no clock: it would differ from run to run
 	for name, args := range map[string][]string{
-		"members": {"members"},
-		"explain": {"explain", "-model", "m"},
-		"found":   {"explain", "-request-id", "one"},
-		"score":   {"score", "-model", "m"},
-		"doctor":  {"doctor", "-agents", "127.0.0.1:1"},
+		"members":  {"members"},
+		"explain":  {"explain", "-model", "m"},
+		"found":    {"explain", "-request-id", "one"},
+		"score":    {"score", "-model", "m"},
+		"prefixes": {"prefixes", "-max", "7"},
+		"doctor":   {"doctor", "-agents", "127.0.0.1:1"},
 	} {
 		for _, width := range []int{0, 80, 160} {
 			got := invoke(t.Context(), width, map[string]string{"KVSCOUT_SCHEDULER": env["KVSCOUT_SCHEDULER"], "NO_COLOR": "1"}, "a prompt", args...)
@@ -320,6 +356,9 @@ func TestHostileNamesAreHarmless(t *testing.T) {
 		m.GetMember().Id, m.GetMember().Address, m.Models, m.Warning, m.EngineVersion = "a"+clean1(hostile), clean1(hostile), []string{clean1(hostile)}, clean1(hostile), clean1(hostile)
 		m.CacheState.Explanation = clean1(hostile)
 	}
+	s.prefixes = shared()
+	s.prefixes.GetPrefixes()[0].Model = clean1(hostile)
+	s.prefixes.GetPrefixes()[0].GetHolders()[0].GetMember().Pod = clean1(hostile)
 	s.ranking.Explanation, s.ranking.Policy = clean1(hostile), clean1(hostile)
 	s.ranking.GetCandidates()[0].GetMember().Id = clean1(hostile)
 	s.refuses = nil
@@ -332,7 +371,7 @@ func TestHostileNamesAreHarmless(t *testing.T) {
 			}
 		}
 	}
-	for _, args := range [][]string{{"members"}, {"explain", "-model", "m"}, {"score", "-model", "m"}, {"doctor"}} {
+	for _, args := range [][]string{{"members"}, {"explain", "-model", "m"}, {"score", "-model", "m"}, {"prefixes"}, {"doctor"}} {
 		check(invoke(t.Context(), 0, env, "a prompt", args...))
 	}
 	for _, c := range changes(nil, s.fleet) {
@@ -426,6 +465,7 @@ func TestUsage(t *testing.T) {
 		"members -tls-cert x":                "one without the other",
 		"top":                                "needs a terminal",
 		"doctor -members -1":                 "-members: must not be negative",
+		"prefixes -max 65":                   "-max: 65: want 1 to 64",
 		"completion csh":                     "bash, zsh or fish",
 		"explain -request-id x -model m one": "one of them",
 	} {

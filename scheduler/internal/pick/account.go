@@ -15,7 +15,7 @@ func (p *Picker) account(m *draft, r *Request, pol policy.Policy, id fleet.Decis
 	best := &m.eligible.list[m.best]
 	length, view := r.Prompt.length(), m.eligible.view
 	place := books.Placement{
-		Decision: uint64(id), Prompt: length, Priced: pol.Times,
+		Decision: uint64(id), Model: r.Model, Prompt: length, Priced: pol.Times,
 		Chosen: soon(best), Exact: best.exact(view, now),
 		Member: uint32(best.member.ID), Epoch: best.member.CacheState.Epoch,
 		Writes: m.round.Candidates[m.best].Uncached + int(m.round.ExpectedOutput(m.best)),

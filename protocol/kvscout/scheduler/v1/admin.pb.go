@@ -183,6 +183,266 @@ func (Ineligible) EnumDescriptor() ([]byte, []int) {
 	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{1}
 }
 
+type ListPrefixesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// model as requests name it; empty: all.
+	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	// max_prefixes of the answer, 64 at most; 0: 20.
+	MaxPrefixes   uint32 `protobuf:"varint,2,opt,name=max_prefixes,json=maxPrefixes,proto3" json:"max_prefixes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPrefixesRequest) Reset() {
+	*x = ListPrefixesRequest{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPrefixesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPrefixesRequest) ProtoMessage() {}
+
+func (x *ListPrefixesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPrefixesRequest.ProtoReflect.Descriptor instead.
+func (*ListPrefixesRequest) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ListPrefixesRequest) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *ListPrefixesRequest) GetMaxPrefixes() uint32 {
+	if x != nil {
+		return x.MaxPrefixes
+	}
+	return 0
+}
+
+type ListPrefixesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// prefixes that prompts share, the most valuable first: by hits times tokens.
+	Prefixes      []*Prefix `protobuf:"bytes,1,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPrefixesResponse) Reset() {
+	*x = ListPrefixesResponse{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPrefixesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPrefixesResponse) ProtoMessage() {}
+
+func (x *ListPrefixesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPrefixesResponse.ProtoReflect.Descriptor instead.
+func (*ListPrefixesResponse) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ListPrefixesResponse) GetPrefixes() []*Prefix {
+	if x != nil {
+		return x.Prefixes
+	}
+	return nil
+}
+
+// Prefix is a beginning behind which prompts went on differently.
+type Prefix struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// key of its last block, which stands for the whole.
+	Key uint64 `protobuf:"fixed64,1,opt,name=key,proto3" json:"key,omitempty"`
+	// model as a request named it.
+	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
+	// tokens of its blocks; where prompts part is found short by 1/16 at most.
+	Tokens uint32 `protobuf:"varint,3,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	// hits are prompts that began with it and were not the first, parted those of them
+	// that had no more in common with any before.
+	Hits   uint32 `protobuf:"varint,4,opt,name=hits,proto3" json:"hits,omitempty"`
+	Parted uint32 `protobuf:"varint,5,opt,name=parted,proto3" json:"parted,omitempty"`
+	// used_age_ms since a prompt began with it.
+	UsedAgeMs float64 `protobuf:"fixed64,6,opt,name=used_age_ms,json=usedAgeMs,proto3" json:"used_age_ms,omitempty"`
+	// holder_count members hold the whole of it now; holders are the first 64 of
+	// them by id.
+	HolderCount   uint32          `protobuf:"varint,7,opt,name=holder_count,json=holderCount,proto3" json:"holder_count,omitempty"`
+	Holders       []*PrefixHolder `protobuf:"bytes,8,rep,name=holders,proto3" json:"holders,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Prefix) Reset() {
+	*x = Prefix{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Prefix) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Prefix) ProtoMessage() {}
+
+func (x *Prefix) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Prefix.ProtoReflect.Descriptor instead.
+func (*Prefix) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Prefix) GetKey() uint64 {
+	if x != nil {
+		return x.Key
+	}
+	return 0
+}
+
+func (x *Prefix) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *Prefix) GetTokens() uint32 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
+func (x *Prefix) GetHits() uint32 {
+	if x != nil {
+		return x.Hits
+	}
+	return 0
+}
+
+func (x *Prefix) GetParted() uint32 {
+	if x != nil {
+		return x.Parted
+	}
+	return 0
+}
+
+func (x *Prefix) GetUsedAgeMs() float64 {
+	if x != nil {
+		return x.UsedAgeMs
+	}
+	return 0
+}
+
+func (x *Prefix) GetHolderCount() uint32 {
+	if x != nil {
+		return x.HolderCount
+	}
+	return 0
+}
+
+func (x *Prefix) GetHolders() []*PrefixHolder {
+	if x != nil {
+		return x.Holders
+	}
+	return nil
+}
+
+type PrefixHolder struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Member        *Member                `protobuf:"bytes,1,opt,name=member,proto3" json:"member,omitempty"`
+	CachedTokens  *CachedTokens          `protobuf:"bytes,2,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrefixHolder) Reset() {
+	*x = PrefixHolder{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrefixHolder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrefixHolder) ProtoMessage() {}
+
+func (x *PrefixHolder) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrefixHolder.ProtoReflect.Descriptor instead.
+func (*PrefixHolder) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *PrefixHolder) GetMember() *Member {
+	if x != nil {
+		return x.Member
+	}
+	return nil
+}
+
+func (x *PrefixHolder) GetCachedTokens() *CachedTokens {
+	if x != nil {
+		return x.CachedTokens
+	}
+	return nil
+}
+
 type GetBooksRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -191,7 +451,7 @@ type GetBooksRequest struct {
 
 func (x *GetBooksRequest) Reset() {
 	*x = GetBooksRequest{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[0]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -203,7 +463,7 @@ func (x *GetBooksRequest) String() string {
 func (*GetBooksRequest) ProtoMessage() {}
 
 func (x *GetBooksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[0]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -216,7 +476,7 @@ func (x *GetBooksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBooksRequest.ProtoReflect.Descriptor instead.
 func (*GetBooksRequest) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{0}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 // GetBooksResponse counts since the start of this scheduler, the requests that
@@ -252,7 +512,7 @@ type GetBooksResponse struct {
 
 func (x *GetBooksResponse) Reset() {
 	*x = GetBooksResponse{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[1]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -264,7 +524,7 @@ func (x *GetBooksResponse) String() string {
 func (*GetBooksResponse) ProtoMessage() {}
 
 func (x *GetBooksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[1]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -277,7 +537,7 @@ func (x *GetBooksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBooksResponse.ProtoReflect.Descriptor instead.
 func (*GetBooksResponse) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GetBooksResponse) GetPicked() *HitTokens {
@@ -378,7 +638,7 @@ type HitTokens struct {
 
 func (x *HitTokens) Reset() {
 	*x = HitTokens{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[2]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -390,7 +650,7 @@ func (x *HitTokens) String() string {
 func (*HitTokens) ProtoMessage() {}
 
 func (x *HitTokens) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[2]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -403,7 +663,7 @@ func (x *HitTokens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HitTokens.ProtoReflect.Descriptor instead.
 func (*HitTokens) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *HitTokens) GetPromptTokens() uint64 {
@@ -453,7 +713,7 @@ type LostTokens struct {
 
 func (x *LostTokens) Reset() {
 	*x = LostTokens{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[3]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -465,7 +725,7 @@ func (x *LostTokens) String() string {
 func (*LostTokens) ProtoMessage() {}
 
 func (x *LostTokens) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[3]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -478,7 +738,7 @@ func (x *LostTokens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LostTokens.ProtoReflect.Descriptor instead.
 func (*LostTokens) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *LostTokens) GetCause() Loss {
@@ -520,7 +780,7 @@ type EvictedTokens struct {
 
 func (x *EvictedTokens) Reset() {
 	*x = EvictedTokens{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[4]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -532,7 +792,7 @@ func (x *EvictedTokens) String() string {
 func (*EvictedTokens) ProtoMessage() {}
 
 func (x *EvictedTokens) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[4]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -545,7 +805,7 @@ func (x *EvictedTokens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictedTokens.ProtoReflect.Descriptor instead.
 func (*EvictedTokens) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *EvictedTokens) GetUsedWithinMs() float64 {
@@ -587,7 +847,7 @@ type FindDecisionRequest struct {
 
 func (x *FindDecisionRequest) Reset() {
 	*x = FindDecisionRequest{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[5]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -599,7 +859,7 @@ func (x *FindDecisionRequest) String() string {
 func (*FindDecisionRequest) ProtoMessage() {}
 
 func (x *FindDecisionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[5]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -612,7 +872,7 @@ func (x *FindDecisionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindDecisionRequest.ProtoReflect.Descriptor instead.
 func (*FindDecisionRequest) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *FindDecisionRequest) GetRequestId() string {
@@ -640,7 +900,7 @@ type FindDecisionResponse struct {
 
 func (x *FindDecisionResponse) Reset() {
 	*x = FindDecisionResponse{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[6]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -652,7 +912,7 @@ func (x *FindDecisionResponse) String() string {
 func (*FindDecisionResponse) ProtoMessage() {}
 
 func (x *FindDecisionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[6]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -665,7 +925,7 @@ func (x *FindDecisionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindDecisionResponse.ProtoReflect.Descriptor instead.
 func (*FindDecisionResponse) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *FindDecisionResponse) GetDecision() *PickResponse {
@@ -694,7 +954,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[7]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -706,7 +966,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[7]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -719,7 +979,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ExplainRequest) GetRequest() *Request {
@@ -750,7 +1010,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[8]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -762,7 +1022,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[8]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -775,7 +1035,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ExplainResponse) GetRanking() *Ranking {
@@ -820,7 +1080,7 @@ type Counterfactual struct {
 
 func (x *Counterfactual) Reset() {
 	*x = Counterfactual{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[9]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -832,7 +1092,7 @@ func (x *Counterfactual) String() string {
 func (*Counterfactual) ProtoMessage() {}
 
 func (x *Counterfactual) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[9]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -845,7 +1105,7 @@ func (x *Counterfactual) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counterfactual.ProtoReflect.Descriptor instead.
 func (*Counterfactual) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Counterfactual) GetPolicy() string {
@@ -900,7 +1160,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[10]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -912,7 +1172,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[10]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -925,7 +1185,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListMembersRequest) GetModel() string {
@@ -950,7 +1210,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[11]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -962,7 +1222,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[11]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -975,7 +1235,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListMembersResponse) GetMembers() []*MemberState {
@@ -1026,7 +1286,7 @@ type SchedulerState struct {
 
 func (x *SchedulerState) Reset() {
 	*x = SchedulerState{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[12]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1038,7 +1298,7 @@ func (x *SchedulerState) String() string {
 func (*SchedulerState) ProtoMessage() {}
 
 func (x *SchedulerState) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[12]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1051,7 +1311,7 @@ func (x *SchedulerState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SchedulerState.ProtoReflect.Descriptor instead.
 func (*SchedulerState) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SchedulerState) GetName() string {
@@ -1108,7 +1368,7 @@ type WatchMembersRequest struct {
 
 func (x *WatchMembersRequest) Reset() {
 	*x = WatchMembersRequest{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[13]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1120,7 +1380,7 @@ func (x *WatchMembersRequest) String() string {
 func (*WatchMembersRequest) ProtoMessage() {}
 
 func (x *WatchMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[13]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1133,7 +1393,7 @@ func (x *WatchMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMembersRequest.ProtoReflect.Descriptor instead.
 func (*WatchMembersRequest) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WatchMembersRequest) GetModel() string {
@@ -1159,7 +1419,7 @@ type WatchMembersResponse struct {
 
 func (x *WatchMembersResponse) Reset() {
 	*x = WatchMembersResponse{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[14]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1171,7 +1431,7 @@ func (x *WatchMembersResponse) String() string {
 func (*WatchMembersResponse) ProtoMessage() {}
 
 func (x *WatchMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[14]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1184,7 +1444,7 @@ func (x *WatchMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMembersResponse.ProtoReflect.Descriptor instead.
 func (*WatchMembersResponse) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *WatchMembersResponse) GetFleet() *ListMembersResponse {
@@ -1244,7 +1504,7 @@ type MemberState struct {
 
 func (x *MemberState) Reset() {
 	*x = MemberState{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[15]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1256,7 +1516,7 @@ func (x *MemberState) String() string {
 func (*MemberState) ProtoMessage() {}
 
 func (x *MemberState) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[15]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1269,7 +1529,7 @@ func (x *MemberState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberState.ProtoReflect.Descriptor instead.
 func (*MemberState) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MemberState) GetMember() *Member {
@@ -1483,7 +1743,7 @@ type Speed struct {
 
 func (x *Speed) Reset() {
 	*x = Speed{}
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[16]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1495,7 +1755,7 @@ func (x *Speed) String() string {
 func (*Speed) ProtoMessage() {}
 
 func (x *Speed) ProtoReflect() protoreflect.Message {
-	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[16]
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1508,7 +1768,7 @@ func (x *Speed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Speed.ProtoReflect.Descriptor instead.
 func (*Speed) Descriptor() ([]byte, []int) {
-	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Speed) GetLearned() bool {
@@ -1585,7 +1845,24 @@ var File_kvscout_scheduler_v1_admin_proto protoreflect.FileDescriptor
 
 const file_kvscout_scheduler_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	" kvscout/scheduler/v1/admin.proto\x12\x14kvscout.scheduler.v1\x1a\x1cgoogle/api/annotations.proto\x1a\"kvscout/scheduler/v1/ranking.proto\x1a\"kvscout/scheduler/v1/request.proto\x1a$kvscout/scheduler/v1/scheduler.proto\"\x11\n" +
+	" kvscout/scheduler/v1/admin.proto\x12\x14kvscout.scheduler.v1\x1a\x1cgoogle/api/annotations.proto\x1a\"kvscout/scheduler/v1/ranking.proto\x1a\"kvscout/scheduler/v1/request.proto\x1a$kvscout/scheduler/v1/scheduler.proto\"N\n" +
+	"\x13ListPrefixesRequest\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12!\n" +
+	"\fmax_prefixes\x18\x02 \x01(\rR\vmaxPrefixes\"P\n" +
+	"\x14ListPrefixesResponse\x128\n" +
+	"\bprefixes\x18\x01 \x03(\v2\x1c.kvscout.scheduler.v1.PrefixR\bprefixes\"\xf5\x01\n" +
+	"\x06Prefix\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\x06R\x03key\x12\x14\n" +
+	"\x05model\x18\x02 \x01(\tR\x05model\x12\x16\n" +
+	"\x06tokens\x18\x03 \x01(\rR\x06tokens\x12\x12\n" +
+	"\x04hits\x18\x04 \x01(\rR\x04hits\x12\x16\n" +
+	"\x06parted\x18\x05 \x01(\rR\x06parted\x12\x1e\n" +
+	"\vused_age_ms\x18\x06 \x01(\x01R\tusedAgeMs\x12!\n" +
+	"\fholder_count\x18\a \x01(\rR\vholderCount\x12<\n" +
+	"\aholders\x18\b \x03(\v2\".kvscout.scheduler.v1.PrefixHolderR\aholders\"\x8d\x01\n" +
+	"\fPrefixHolder\x124\n" +
+	"\x06member\x18\x01 \x01(\v2\x1c.kvscout.scheduler.v1.MemberR\x06member\x12G\n" +
+	"\rcached_tokens\x18\x02 \x01(\v2\".kvscout.scheduler.v1.CachedTokensR\fcachedTokens\"\x11\n" +
 	"\x0fGetBooksRequest\"\x98\x04\n" +
 	"\x10GetBooksResponse\x127\n" +
 	"\x06picked\x18\x01 \x01(\v2\x1f.kvscout.scheduler.v1.HitTokensR\x06picked\x12'\n" +
@@ -1738,13 +2015,14 @@ const file_kvscout_scheduler_v1_admin_proto_rawDesc = "" +
 	"\x13INELIGIBLE_SLEEPING\x10\x01\x12\x15\n" +
 	"\x11INELIGIBLE_SILENT\x10\x02\x12\x1a\n" +
 	"\x16INELIGIBLE_UNREACHABLE\x10\x03\x12\x16\n" +
-	"\x12INELIGIBLE_FAILING\x10\x042\xe0\x04\n" +
+	"\x12INELIGIBLE_FAILING\x10\x042\xdd\x05\n" +
 	"\x05Admin\x12n\n" +
 	"\aExplain\x12$.kvscout.scheduler.v1.ExplainRequest\x1a%.kvscout.scheduler.v1.ExplainResponse\"\x16\x82\xd3\xe4\x93\x02\x10:\x01*\"\v/v1/explain\x12w\n" +
 	"\vListMembers\x12(.kvscout.scheduler.v1.ListMembersRequest\x1a).kvscout.scheduler.v1.ListMembersResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\v/v1/members\x12\x82\x01\n" +
 	"\fWatchMembers\x12).kvscout.scheduler.v1.WatchMembersRequest\x1a*.kvscout.scheduler.v1.WatchMembersResponse\"\x19\x82\xd3\xe4\x93\x02\x13\x12\x11/v1/members:watch0\x01\x12{\n" +
 	"\fFindDecision\x12).kvscout.scheduler.v1.FindDecisionRequest\x1a*.kvscout.scheduler.v1.FindDecisionResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\x12\f/v1/decision\x12l\n" +
-	"\bGetBooks\x12%.kvscout.scheduler.v1.GetBooksRequest\x1a&.kvscout.scheduler.v1.GetBooksResponse\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/v1/booksB>Z<github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1;apib\x06proto3"
+	"\bGetBooks\x12%.kvscout.scheduler.v1.GetBooksRequest\x1a&.kvscout.scheduler.v1.GetBooksResponse\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/v1/books\x12{\n" +
+	"\fListPrefixes\x12).kvscout.scheduler.v1.ListPrefixesRequest\x1a*.kvscout.scheduler.v1.ListPrefixesResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\x12\f/v1/prefixesB>Z<github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1;apib\x06proto3"
 
 var (
 	file_kvscout_scheduler_v1_admin_proto_rawDescOnce sync.Once
@@ -1759,68 +2037,79 @@ func file_kvscout_scheduler_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_kvscout_scheduler_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvscout_scheduler_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_kvscout_scheduler_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_kvscout_scheduler_v1_admin_proto_goTypes = []any{
 	(Loss)(0),                    // 0: kvscout.scheduler.v1.Loss
 	(Ineligible)(0),              // 1: kvscout.scheduler.v1.Ineligible
-	(*GetBooksRequest)(nil),      // 2: kvscout.scheduler.v1.GetBooksRequest
-	(*GetBooksResponse)(nil),     // 3: kvscout.scheduler.v1.GetBooksResponse
-	(*HitTokens)(nil),            // 4: kvscout.scheduler.v1.HitTokens
-	(*LostTokens)(nil),           // 5: kvscout.scheduler.v1.LostTokens
-	(*EvictedTokens)(nil),        // 6: kvscout.scheduler.v1.EvictedTokens
-	(*FindDecisionRequest)(nil),  // 7: kvscout.scheduler.v1.FindDecisionRequest
-	(*FindDecisionResponse)(nil), // 8: kvscout.scheduler.v1.FindDecisionResponse
-	(*ExplainRequest)(nil),       // 9: kvscout.scheduler.v1.ExplainRequest
-	(*ExplainResponse)(nil),      // 10: kvscout.scheduler.v1.ExplainResponse
-	(*Counterfactual)(nil),       // 11: kvscout.scheduler.v1.Counterfactual
-	(*ListMembersRequest)(nil),   // 12: kvscout.scheduler.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),  // 13: kvscout.scheduler.v1.ListMembersResponse
-	(*SchedulerState)(nil),       // 14: kvscout.scheduler.v1.SchedulerState
-	(*WatchMembersRequest)(nil),  // 15: kvscout.scheduler.v1.WatchMembersRequest
-	(*WatchMembersResponse)(nil), // 16: kvscout.scheduler.v1.WatchMembersResponse
-	(*MemberState)(nil),          // 17: kvscout.scheduler.v1.MemberState
-	(*Speed)(nil),                // 18: kvscout.scheduler.v1.Speed
-	nil,                          // 19: kvscout.scheduler.v1.MemberState.LabelsEntry
-	(*PickResponse)(nil),         // 20: kvscout.scheduler.v1.PickResponse
-	(*Request)(nil),              // 21: kvscout.scheduler.v1.Request
-	(*Ranking)(nil),              // 22: kvscout.scheduler.v1.Ranking
-	(*Member)(nil),               // 23: kvscout.scheduler.v1.Member
-	(*CacheState)(nil),           // 24: kvscout.scheduler.v1.CacheState
+	(*ListPrefixesRequest)(nil),  // 2: kvscout.scheduler.v1.ListPrefixesRequest
+	(*ListPrefixesResponse)(nil), // 3: kvscout.scheduler.v1.ListPrefixesResponse
+	(*Prefix)(nil),               // 4: kvscout.scheduler.v1.Prefix
+	(*PrefixHolder)(nil),         // 5: kvscout.scheduler.v1.PrefixHolder
+	(*GetBooksRequest)(nil),      // 6: kvscout.scheduler.v1.GetBooksRequest
+	(*GetBooksResponse)(nil),     // 7: kvscout.scheduler.v1.GetBooksResponse
+	(*HitTokens)(nil),            // 8: kvscout.scheduler.v1.HitTokens
+	(*LostTokens)(nil),           // 9: kvscout.scheduler.v1.LostTokens
+	(*EvictedTokens)(nil),        // 10: kvscout.scheduler.v1.EvictedTokens
+	(*FindDecisionRequest)(nil),  // 11: kvscout.scheduler.v1.FindDecisionRequest
+	(*FindDecisionResponse)(nil), // 12: kvscout.scheduler.v1.FindDecisionResponse
+	(*ExplainRequest)(nil),       // 13: kvscout.scheduler.v1.ExplainRequest
+	(*ExplainResponse)(nil),      // 14: kvscout.scheduler.v1.ExplainResponse
+	(*Counterfactual)(nil),       // 15: kvscout.scheduler.v1.Counterfactual
+	(*ListMembersRequest)(nil),   // 16: kvscout.scheduler.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),  // 17: kvscout.scheduler.v1.ListMembersResponse
+	(*SchedulerState)(nil),       // 18: kvscout.scheduler.v1.SchedulerState
+	(*WatchMembersRequest)(nil),  // 19: kvscout.scheduler.v1.WatchMembersRequest
+	(*WatchMembersResponse)(nil), // 20: kvscout.scheduler.v1.WatchMembersResponse
+	(*MemberState)(nil),          // 21: kvscout.scheduler.v1.MemberState
+	(*Speed)(nil),                // 22: kvscout.scheduler.v1.Speed
+	nil,                          // 23: kvscout.scheduler.v1.MemberState.LabelsEntry
+	(*Member)(nil),               // 24: kvscout.scheduler.v1.Member
+	(*CachedTokens)(nil),         // 25: kvscout.scheduler.v1.CachedTokens
+	(*PickResponse)(nil),         // 26: kvscout.scheduler.v1.PickResponse
+	(*Request)(nil),              // 27: kvscout.scheduler.v1.Request
+	(*Ranking)(nil),              // 28: kvscout.scheduler.v1.Ranking
+	(*CacheState)(nil),           // 29: kvscout.scheduler.v1.CacheState
 }
 var file_kvscout_scheduler_v1_admin_proto_depIdxs = []int32{
-	4,  // 0: kvscout.scheduler.v1.GetBooksResponse.picked:type_name -> kvscout.scheduler.v1.HitTokens
-	5,  // 1: kvscout.scheduler.v1.GetBooksResponse.lost:type_name -> kvscout.scheduler.v1.LostTokens
-	6,  // 2: kvscout.scheduler.v1.GetBooksResponse.evicted:type_name -> kvscout.scheduler.v1.EvictedTokens
-	0,  // 3: kvscout.scheduler.v1.LostTokens.cause:type_name -> kvscout.scheduler.v1.Loss
-	20, // 4: kvscout.scheduler.v1.FindDecisionResponse.decision:type_name -> kvscout.scheduler.v1.PickResponse
-	21, // 5: kvscout.scheduler.v1.ExplainRequest.request:type_name -> kvscout.scheduler.v1.Request
-	22, // 6: kvscout.scheduler.v1.ExplainResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
-	22, // 7: kvscout.scheduler.v1.ExplainResponse.shadow_ranking:type_name -> kvscout.scheduler.v1.Ranking
-	11, // 8: kvscout.scheduler.v1.ExplainResponse.counterfactual:type_name -> kvscout.scheduler.v1.Counterfactual
-	23, // 9: kvscout.scheduler.v1.Counterfactual.member:type_name -> kvscout.scheduler.v1.Member
-	17, // 10: kvscout.scheduler.v1.ListMembersResponse.members:type_name -> kvscout.scheduler.v1.MemberState
-	14, // 11: kvscout.scheduler.v1.ListMembersResponse.scheduler:type_name -> kvscout.scheduler.v1.SchedulerState
-	13, // 12: kvscout.scheduler.v1.WatchMembersResponse.fleet:type_name -> kvscout.scheduler.v1.ListMembersResponse
-	23, // 13: kvscout.scheduler.v1.MemberState.member:type_name -> kvscout.scheduler.v1.Member
-	24, // 14: kvscout.scheduler.v1.MemberState.cache_state:type_name -> kvscout.scheduler.v1.CacheState
-	19, // 15: kvscout.scheduler.v1.MemberState.labels:type_name -> kvscout.scheduler.v1.MemberState.LabelsEntry
-	1,  // 16: kvscout.scheduler.v1.MemberState.ineligible:type_name -> kvscout.scheduler.v1.Ineligible
-	18, // 17: kvscout.scheduler.v1.MemberState.speed:type_name -> kvscout.scheduler.v1.Speed
-	9,  // 18: kvscout.scheduler.v1.Admin.Explain:input_type -> kvscout.scheduler.v1.ExplainRequest
-	12, // 19: kvscout.scheduler.v1.Admin.ListMembers:input_type -> kvscout.scheduler.v1.ListMembersRequest
-	15, // 20: kvscout.scheduler.v1.Admin.WatchMembers:input_type -> kvscout.scheduler.v1.WatchMembersRequest
-	7,  // 21: kvscout.scheduler.v1.Admin.FindDecision:input_type -> kvscout.scheduler.v1.FindDecisionRequest
-	2,  // 22: kvscout.scheduler.v1.Admin.GetBooks:input_type -> kvscout.scheduler.v1.GetBooksRequest
-	10, // 23: kvscout.scheduler.v1.Admin.Explain:output_type -> kvscout.scheduler.v1.ExplainResponse
-	13, // 24: kvscout.scheduler.v1.Admin.ListMembers:output_type -> kvscout.scheduler.v1.ListMembersResponse
-	16, // 25: kvscout.scheduler.v1.Admin.WatchMembers:output_type -> kvscout.scheduler.v1.WatchMembersResponse
-	8,  // 26: kvscout.scheduler.v1.Admin.FindDecision:output_type -> kvscout.scheduler.v1.FindDecisionResponse
-	3,  // 27: kvscout.scheduler.v1.Admin.GetBooks:output_type -> kvscout.scheduler.v1.GetBooksResponse
-	23, // [23:28] is the sub-list for method output_type
-	18, // [18:23] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	4,  // 0: kvscout.scheduler.v1.ListPrefixesResponse.prefixes:type_name -> kvscout.scheduler.v1.Prefix
+	5,  // 1: kvscout.scheduler.v1.Prefix.holders:type_name -> kvscout.scheduler.v1.PrefixHolder
+	24, // 2: kvscout.scheduler.v1.PrefixHolder.member:type_name -> kvscout.scheduler.v1.Member
+	25, // 3: kvscout.scheduler.v1.PrefixHolder.cached_tokens:type_name -> kvscout.scheduler.v1.CachedTokens
+	8,  // 4: kvscout.scheduler.v1.GetBooksResponse.picked:type_name -> kvscout.scheduler.v1.HitTokens
+	9,  // 5: kvscout.scheduler.v1.GetBooksResponse.lost:type_name -> kvscout.scheduler.v1.LostTokens
+	10, // 6: kvscout.scheduler.v1.GetBooksResponse.evicted:type_name -> kvscout.scheduler.v1.EvictedTokens
+	0,  // 7: kvscout.scheduler.v1.LostTokens.cause:type_name -> kvscout.scheduler.v1.Loss
+	26, // 8: kvscout.scheduler.v1.FindDecisionResponse.decision:type_name -> kvscout.scheduler.v1.PickResponse
+	27, // 9: kvscout.scheduler.v1.ExplainRequest.request:type_name -> kvscout.scheduler.v1.Request
+	28, // 10: kvscout.scheduler.v1.ExplainResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
+	28, // 11: kvscout.scheduler.v1.ExplainResponse.shadow_ranking:type_name -> kvscout.scheduler.v1.Ranking
+	15, // 12: kvscout.scheduler.v1.ExplainResponse.counterfactual:type_name -> kvscout.scheduler.v1.Counterfactual
+	24, // 13: kvscout.scheduler.v1.Counterfactual.member:type_name -> kvscout.scheduler.v1.Member
+	21, // 14: kvscout.scheduler.v1.ListMembersResponse.members:type_name -> kvscout.scheduler.v1.MemberState
+	18, // 15: kvscout.scheduler.v1.ListMembersResponse.scheduler:type_name -> kvscout.scheduler.v1.SchedulerState
+	17, // 16: kvscout.scheduler.v1.WatchMembersResponse.fleet:type_name -> kvscout.scheduler.v1.ListMembersResponse
+	24, // 17: kvscout.scheduler.v1.MemberState.member:type_name -> kvscout.scheduler.v1.Member
+	29, // 18: kvscout.scheduler.v1.MemberState.cache_state:type_name -> kvscout.scheduler.v1.CacheState
+	23, // 19: kvscout.scheduler.v1.MemberState.labels:type_name -> kvscout.scheduler.v1.MemberState.LabelsEntry
+	1,  // 20: kvscout.scheduler.v1.MemberState.ineligible:type_name -> kvscout.scheduler.v1.Ineligible
+	22, // 21: kvscout.scheduler.v1.MemberState.speed:type_name -> kvscout.scheduler.v1.Speed
+	13, // 22: kvscout.scheduler.v1.Admin.Explain:input_type -> kvscout.scheduler.v1.ExplainRequest
+	16, // 23: kvscout.scheduler.v1.Admin.ListMembers:input_type -> kvscout.scheduler.v1.ListMembersRequest
+	19, // 24: kvscout.scheduler.v1.Admin.WatchMembers:input_type -> kvscout.scheduler.v1.WatchMembersRequest
+	11, // 25: kvscout.scheduler.v1.Admin.FindDecision:input_type -> kvscout.scheduler.v1.FindDecisionRequest
+	6,  // 26: kvscout.scheduler.v1.Admin.GetBooks:input_type -> kvscout.scheduler.v1.GetBooksRequest
+	2,  // 27: kvscout.scheduler.v1.Admin.ListPrefixes:input_type -> kvscout.scheduler.v1.ListPrefixesRequest
+	14, // 28: kvscout.scheduler.v1.Admin.Explain:output_type -> kvscout.scheduler.v1.ExplainResponse
+	17, // 29: kvscout.scheduler.v1.Admin.ListMembers:output_type -> kvscout.scheduler.v1.ListMembersResponse
+	20, // 30: kvscout.scheduler.v1.Admin.WatchMembers:output_type -> kvscout.scheduler.v1.WatchMembersResponse
+	12, // 31: kvscout.scheduler.v1.Admin.FindDecision:output_type -> kvscout.scheduler.v1.FindDecisionResponse
+	7,  // 32: kvscout.scheduler.v1.Admin.GetBooks:output_type -> kvscout.scheduler.v1.GetBooksResponse
+	3,  // 33: kvscout.scheduler.v1.Admin.ListPrefixes:output_type -> kvscout.scheduler.v1.ListPrefixesResponse
+	28, // [28:34] is the sub-list for method output_type
+	22, // [22:28] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_kvscout_scheduler_v1_admin_proto_init() }
@@ -1831,17 +2120,17 @@ func file_kvscout_scheduler_v1_admin_proto_init() {
 	file_kvscout_scheduler_v1_ranking_proto_init()
 	file_kvscout_scheduler_v1_request_proto_init()
 	file_kvscout_scheduler_v1_scheduler_proto_init()
-	file_kvscout_scheduler_v1_admin_proto_msgTypes[1].OneofWrappers = []any{}
-	file_kvscout_scheduler_v1_admin_proto_msgTypes[4].OneofWrappers = []any{}
-	file_kvscout_scheduler_v1_admin_proto_msgTypes[15].OneofWrappers = []any{}
-	file_kvscout_scheduler_v1_admin_proto_msgTypes[16].OneofWrappers = []any{}
+	file_kvscout_scheduler_v1_admin_proto_msgTypes[5].OneofWrappers = []any{}
+	file_kvscout_scheduler_v1_admin_proto_msgTypes[8].OneofWrappers = []any{}
+	file_kvscout_scheduler_v1_admin_proto_msgTypes[19].OneofWrappers = []any{}
+	file_kvscout_scheduler_v1_admin_proto_msgTypes[20].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvscout_scheduler_v1_admin_proto_rawDesc), len(file_kvscout_scheduler_v1_admin_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   18,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,6 +26,7 @@ const (
 	Admin_WatchMembers_FullMethodName = "/kvscout.scheduler.v1.Admin/WatchMembers"
 	Admin_FindDecision_FullMethodName = "/kvscout.scheduler.v1.Admin/FindDecision"
 	Admin_GetBooks_FullMethodName     = "/kvscout.scheduler.v1.Admin/GetBooks"
+	Admin_ListPrefixes_FullMethodName = "/kvscout.scheduler.v1.Admin/ListPrefixes"
 )
 
 // AdminClient is the client API for Admin service.
@@ -50,6 +51,9 @@ type AdminClient interface {
 	// start: how many were found cached, how many could have been, and what the
 	// others were lost to.
 	GetBooks(ctx context.Context, in *GetBooksRequest, opts ...grpc.CallOption) (*GetBooksResponse, error)
+	// ListPrefixes names the beginnings that prompts share, by their keys, with
+	// what they are worth and who holds them.
+	ListPrefixes(ctx context.Context, in *ListPrefixesRequest, opts ...grpc.CallOption) (*ListPrefixesResponse, error)
 }
 
 type adminClient struct {
@@ -119,6 +123,16 @@ func (c *adminClient) GetBooks(ctx context.Context, in *GetBooksRequest, opts ..
 	return out, nil
 }
 
+func (c *adminClient) ListPrefixes(ctx context.Context, in *ListPrefixesRequest, opts ...grpc.CallOption) (*ListPrefixesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListPrefixesResponse)
+	err := c.cc.Invoke(ctx, Admin_ListPrefixes_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -141,6 +155,9 @@ type AdminServer interface {
 	// start: how many were found cached, how many could have been, and what the
 	// others were lost to.
 	GetBooks(context.Context, *GetBooksRequest) (*GetBooksResponse, error)
+	// ListPrefixes names the beginnings that prompts share, by their keys, with
+	// what they are worth and who holds them.
+	ListPrefixes(context.Context, *ListPrefixesRequest) (*ListPrefixesResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -165,6 +182,9 @@ func (UnimplementedAdminServer) FindDecision(context.Context, *FindDecisionReque
 }
 func (UnimplementedAdminServer) GetBooks(context.Context, *GetBooksRequest) (*GetBooksResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetBooks not implemented")
+}
+func (UnimplementedAdminServer) ListPrefixes(context.Context, *ListPrefixesRequest) (*ListPrefixesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPrefixes not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -270,6 +290,24 @@ func _Admin_GetBooks_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ListPrefixes_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListPrefixesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListPrefixes(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListPrefixes_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListPrefixes(ctx, req.(*ListPrefixesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -292,6 +330,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetBooks",
 			Handler:    _Admin_GetBooks_Handler,
+		},
+		{
+			MethodName: "ListPrefixes",
+			Handler:    _Admin_ListPrefixes_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

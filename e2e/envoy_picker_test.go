@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -139,6 +140,58 @@ func TestEnvoyGoesRoundASchedulerThatHangs(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A scheduler that hardly gets on, as one on a machine that others fill, costs a
+// request at most what one that hangs does, and no request is lost to it: what the
+// health check finds too slow, Envoy serves by itself.
+func TestEnvoyBesideASchedulerThatHardlyGetsOn(t *testing.T) {
+	needEnvoy(t)
+	r := reverseProxy{name: "Envoy"}
+	s := r.site(t)
+	link := proxy(t, "tcp://"+s.picker, nil, nil)
+	r.start = func(t *testing.T, s *site) served {
+		return startEnvoy(t, s.play, "engines", []string{link.Addr()}, s.engines).served()
+	}
+	x := r.before(t, s, nil, fakevllm.Config{}, fakevllm.Config{})
+	x.complete(random(1, 1000), "", 0)
+	var g sync.WaitGroup
+	ended := make(chan struct{})
+	g.Go(func() { // a tenth of the time is the scheduler's
+		for {
+			for _, turn := range []struct {
+				stalls bool
+				lasts  time.Duration
+			}{{true, 450 * time.Millisecond}, {false, 50 * time.Millisecond}} {
+				link.Stall(turn.stalls)
+				select {
+				case <-ended:
+					link.Stall(false)
+					return
+				case <-time.After(turn.lasts):
+				}
+			}
+		}
+	})
+	var callers sync.WaitGroup
+	for caller := range uint64(8) {
+		callers.Go(func() {
+			for i := range uint64(4) {
+				watch := newStopwatch()
+				status, text, err := x.try(t.Context(), bytes.NewReader(random(100*caller+i, 1000).completion("")))
+				if err != nil || status != http.StatusOK {
+					t.Errorf("caller %d, request %d: %d %.300s %v", caller, i, status, text, err)
+				}
+				if watch.over(10 * time.Second) {
+					t.Errorf("caller %d, request %d: it cost %v", caller, i, watch.ours())
+				}
+			}
+		})
+	}
+	callers.Wait()
+	close(ended)
+	g.Wait()
+	x.checked()
 }
 
 // listening stands in for an engine and keeps what it was sent.

@@ -23,7 +23,7 @@ CA_CERTIFICATES ?= /etc/ssl/certs/ca-certificates.crt
 
 export CGO_ENABLED = $(if $(RACE),1,0)
 
-.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-languages test-page test-envoy test-haproxy test-nginx test-caddy test-k8s aiperf bench-proxies test-vllm test-vllm-all remove-vllm check lint vuln gen api-baseline bench bench-e2e restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
+.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-languages test-page test-envoy test-haproxy test-nginx test-caddy test-k8s aiperf bench-proxies test-vllm test-vllm-all remove-vllm check lint vuln gen api-baseline bench bench-e2e scale restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -199,6 +199,10 @@ bench-e2e: ## from outside: event written on ZeroMQ -> visible to Score, the thr
 
 chaos: ## a fleet broken 1,000 times, the index compared with the engines each time (ARGS='-faults 100 -seed 7')
 	CGO_ENABLED=0 go run ./e2e/cmd/chaos $(ARGS)
+
+scale: ## 1,000 members x 100,000 blocks as load on NATS and a scheduler: memory, start, lag, picks, restarts, each with its aim (ARGS='-members 100 -for 10s -json')
+	@CGO_ENABLED=0 go build -o out/scale/ ./scheduler/cmd/kvscout-scheduler ./e2e/cmd/scale
+	@out/scale/scale -scheduler out/scale/kvscout-scheduler $(ARGS)
 
 restart: ## a scheduler starts beside 100 members x 100,000 blocks: time until all are exact, memory
 	CGO_ENABLED=0 go run ./e2e/cmd/restart $(ARGS)

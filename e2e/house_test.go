@@ -40,6 +40,7 @@ var packages = map[string][]string{
 	"agent/internal/rank":             {"agent/internal/vllm", "agent/internal/mirror", "agent/internal/publish", "agent/internal/reconcile", "protocol/pb", "protocol/blockkey"},
 	"agent/internal/watch":            {"agent/internal/vllm", "agent/internal/rank", "protocol", "protocol/pb"},
 	"agent":                           {"agent/internal/vllm", "agent/internal/mirror", "agent/internal/publish", "agent/internal/rank", "agent/internal/watch", "protocol", "protocol/pb", "protocol/telemetry", "protocol/settings", "protocol/logging", "protocol/admin", "protocol/bus", "protocol/tlsclient"},
+	"agent/synthetic":                 {"agent/internal/publish", "agent/internal/mirror", "protocol", "protocol/pb", "protocol/blockkey"},
 	"agent/internal/inject":           {},
 	"agent/internal/manifest":         {"agent/internal/inject"},
 	"agent/internal/webhook":          {"agent/internal/inject", "protocol/admin", "protocol/logging", "protocol/telemetry"},
@@ -83,7 +84,7 @@ var packages = map[string][]string{
 	"scheduler/cmd/kvscout-sim":       {"scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"},
 	"deploy/proxies/caddy":            {"protocol/client", "protocol/completion", "protocol/kvscout/scheduler/v1", "protocol/tlsclient"},
 	"e2e/fakevllm":                    {},
-	"e2e":                             {"agent", "scheduler", "protocol", "protocol/pb", "protocol/buffers", "protocol/client", "protocol/tlsclient", "protocol/kvscout/scheduler/v1", "protocol/blockkey", "e2e/fakevllm"},
+	"e2e":                             {"agent", "agent/synthetic", "scheduler", "protocol", "protocol/bus", "protocol/pb", "protocol/buffers", "protocol/client", "protocol/tlsclient", "protocol/kvscout/scheduler/v1", "protocol/blockkey", "e2e/fakevllm"},
 }
 
 // edges names third-party code (and the two networked parts of the standard
@@ -92,7 +93,7 @@ var edges = map[string][]string{
 	"github.com/vmihailenco/msgpack":        {"agent/internal/vllm"},
 	"github.com/prometheus/client_model":    {"scheduler/internal/sim/fit"},
 	"github.com/prometheus/common":          {"scheduler/internal/sim/fit", "agent/internal/vllm"},
-	"github.com/nats-io/nats.go":            {"protocol/bus", "agent/internal/publish", "agent", "scheduler/internal/bus", "scheduler/internal/ingest", "scheduler/internal/replica"},
+	"github.com/nats-io/nats.go":            {"protocol/bus", "agent/internal/publish", "agent/synthetic", "agent", "scheduler/internal/bus", "scheduler/internal/ingest", "scheduler/internal/replica"},
 	"github.com/nats-io/nats-server":        {"scheduler/internal/bus"},
 	"github.com/nats-io/nkeys":              {"scheduler/internal/bus"},
 	"github.com/envoyproxy":                 {"scheduler/internal/extproc"},

@@ -50,6 +50,13 @@ const views = {
     await page.getByText('of prompt tokens not computed').waitFor();
     assert.match(await page.getByLabel('What does it gain?').first().innerText(), /[1-9][\d.]* %/);
     await page.getByText('Look here').waitFor(); // one member is not believed
+    await page.getByText('Fewest requests would have had').waitFor();
+    const step = page.locator('summary', { hasText: 'The picked member held' });
+    await step.click();
+    await page.getByText('were given up because their holder would have taken longer').waitFor();
+    const lost = page.locator('summary', { hasText: 'unseen' });
+    await lost.click();
+    await page.getByText('To do: nothing: nobody has it').waitFor();
     await page.locator('.live[data-mode="live"]').waitFor();
   },
   truth: async (page) => {

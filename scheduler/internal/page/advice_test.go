@@ -13,7 +13,7 @@ import (
 var update = flag.Bool("update", false, "write advice.json anew")
 
 // advice is what to do about a reason. Is, anchored at its beginning, fits the
-// reason's text.
+// reason's text, or the name of what tokens were lost to.
 type advice struct {
 	Is string `json:"is"`
 	Do string `json:"do"`
@@ -27,7 +27,7 @@ func TestAdviceIsThatOfTheDocs(t *testing.T) {
 		t.Fatal(err)
 	}
 	var list []advice
-	for _, title := range []string{"### Reasons that an agent gives", "### Reasons that a scheduler adds", "### What an answer says"} {
+	for _, title := range []string{"### Reasons that an agent gives", "### Reasons that a scheduler adds", "### What an answer says", "## Lost tokens"} {
 		_, section, found := strings.Cut(string(docs), "\n"+title+"\n")
 		if !found {
 			t.Fatalf("no section %q", title)
@@ -36,12 +36,15 @@ func TestAdviceIsThatOfTheDocs(t *testing.T) {
 		n := len(list)
 		for line := range strings.Lines(section) {
 			cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | ")
-			if !strings.HasPrefix(line, "| ") || len(cells) < 2 || strings.HasPrefix(cells[0], " reason") || strings.HasPrefix(cells[0], " fallback") {
+			if !strings.HasPrefix(line, "| ") || len(cells) < 2 || strings.HasPrefix(cells[0], " reason") || strings.HasPrefix(cells[0], " fallback") || strings.HasPrefix(cells[0], " cause") {
 				continue
 			}
 			do := links.ReplaceAllString(strings.TrimSpace(cells[len(cells)-1]), "$1")
 			for reason := range strings.SplitSeq(strings.TrimSpace(cells[0]), "; ") {
 				is := pattern(reason)
+				if cause, found := strings.CutPrefix(reason, "`"); found {
+					is = "LOSS_" + strings.ToUpper(strings.Trim(cause, "`"))
+				}
 				if _, err := regexp.Compile(is); err != nil {
 					t.Errorf("%q: %v", reason, err)
 				}
@@ -106,6 +109,7 @@ func TestReasonsFindTheirAdvice(t *testing.T) {
 		"just announced":                                  "a snapshot is being fetched",
 		"the index is full":                               "index-memory",
 		"no tokens in the request: load only":             "send tokens",
+		"LOSS_GONE":                                       "fewer restarts",
 		"sequence fell from 812 to 3":                     "incarnation",
 		"4 of the last 32 requests found less in the engine's cache than was promised: the promise is less by 16 tokens": "cached_tokens",
 	} {

@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/url"
 
 	"github.com/kvscout/kvscout/agent/internal/inject"
 	"github.com/kvscout/kvscout/agent/internal/webhook"
+	"github.com/kvscout/kvscout/protocol/kube"
 	"github.com/kvscout/kvscout/protocol/settings"
 )
 
@@ -34,7 +34,7 @@ func runWebhook(ctx context.Context, args []string, getenv func(string) string, 
 	fs.StringVar(&cfg.Address, "address", "0.0.0.0:9443", "`host:port` for the API server, with TLS")
 	fs.StringVar(&cfg.AdminAddress, "admin-address", "127.0.0.1:9478", "`host:port` for /healthz, /readyz and /metrics")
 	fs.StringVar(&cfg.Kubernetes, "kubernetes", "", "`URL` of Kubernetes' API server; empty: that of the cluster it runs in")
-	fs.StringVar(&cfg.ServiceAccount, "service-account", "/var/run/secrets/kubernetes.io/serviceaccount", "`folder` with token, ca.crt and namespace of the service account")
+	fs.StringVar(&cfg.ServiceAccount, "service-account", kube.ServiceAccount, "`folder` with token, ca.crt and namespace of the service account")
 	fs.StringVar(&cfg.Service, "service", "kvscout-webhook", "`name` of the Service that leads to -address")
 	fs.StringVar(&cfg.Secret, "secret", "kvscout-webhook", "`name` of the Secret for certificates, in the same namespace")
 	fs.StringVar(&cfg.Configuration, "configuration", "kvscout", "`name` of the MutatingWebhookConfiguration")
@@ -65,12 +65,10 @@ func runWebhook(ctx context.Context, args []string, getenv func(string) string, 
 
 // completeWebhook finds the cluster's API server, and names what is wrong.
 func completeWebhook(fs *flag.FlagSet, cfg *webhook.Config, getenv func(string) string) error {
-	if host := getenv("KUBERNETES_SERVICE_HOST"); cfg.Kubernetes == "" && host != "" {
-		cfg.Kubernetes = "https://" + net.JoinHostPort(host, getenv("KUBERNETES_SERVICE_PORT"))
-	}
 	var errs []error
-	if u, err := url.Parse(cfg.Kubernetes); err != nil || u.Scheme != "https" || u.Host == "" {
-		errs = append(errs, settings.Wrong(fs, "kubernetes", "want https://host:port, and KUBERNETES_SERVICE_HOST is not set"))
+	var err error
+	if cfg.Kubernetes, err = kube.Discover(cfg.Kubernetes, getenv); err != nil {
+		errs = append(errs, settings.Wrong(fs, "kubernetes", "%v", err))
 	}
 	for _, a := range []struct{ name, value string }{{"address", cfg.Address}, {"admin-address", cfg.AdminAddress}} {
 		if _, _, err := net.SplitHostPort(a.value); err != nil {

@@ -25,6 +25,7 @@ import (
 
 	"github.com/kvscout/kvscout/agent/internal/inject"
 	"github.com/kvscout/kvscout/protocol/admin"
+	"github.com/kvscout/kvscout/protocol/kube"
 	"github.com/kvscout/kvscout/protocol/logging"
 	"github.com/kvscout/kvscout/protocol/telemetry"
 )
@@ -87,7 +88,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	limit := logging.Limit(cfg.Log.Handler())
 	cfg.Log = slog.New(limit)
-	s := &Server{cfg: cfg, limit: limit, api: api{url: strings.TrimRight(cfg.Kubernetes, "/"), folder: cfg.ServiceAccount}, namespace: strings.TrimSpace(string(text))}
+	s := &Server{cfg: cfg, limit: limit, api: api{kube.New(cfg.Kubernetes, cfg.ServiceAccount)}, namespace: strings.TrimSpace(string(text))}
 	if s.namespace == "" || strings.ContainsAny(s.namespace, "/? \n") {
 		return nil, errors.New("-service-account: the file namespace does not hold a name")
 	}
@@ -110,6 +111,7 @@ func (s *Server) Addrs() (reviews, probes string) {
 // Run serves until ctx ends. It may be called once.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.limit.Start()()
+	defer s.api.Close()
 	tel, err := telemetry.New(ctx, telemetry.Config{Service: "kvscout-webhook", Version: s.cfg.Version, Log: s.cfg.Log})
 	if err != nil {
 		return err
@@ -249,7 +251,7 @@ func (s *Server) keepTrusted(ctx context.Context) error {
 		} else if s.ready.CompareAndSwap(false, true) {
 			s.cfg.Log.Info("the certificate is trusted")
 		}
-		if text != said && text != "" && !errors.Is(err, errConflict) {
+		if text != said && text != "" && !kube.IsCode(err, http.StatusConflict) {
 			s.cfg.Log.Warn("certificates cannot be kept", "error", err)
 		}
 		said = text

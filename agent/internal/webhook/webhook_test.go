@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
-	"errors"
 	"io"
 	"log/slog"
 	"net/http"
@@ -19,6 +18,7 @@ import (
 	"github.com/kvscout/kvscout/agent/internal/inject"
 	"github.com/kvscout/kvscout/e2e/await"
 	"github.com/kvscout/kvscout/e2e/kubeapi"
+	"github.com/kvscout/kvscout/protocol/kube"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -192,7 +192,7 @@ func TestReplicasShareOneCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	stale.APIVersion, stale.Kind = "v1", "Secret"
-	if err := b.api.keep(t.Context(), b.namespace, kubeapi.Secret, stale); !errors.Is(err, errConflict) {
+	if err := b.api.keep(t.Context(), b.namespace, kubeapi.Secret, stale); !kube.IsCode(err, http.StatusConflict) {
 		t.Fatalf("a stale Secret is written: %v", err)
 	}
 	if err := b.sync(t.Context(), now); err != nil {

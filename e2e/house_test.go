@@ -43,8 +43,10 @@ var packages = map[string][]string{
 	"agent/synthetic":                 {"agent/internal/publish", "agent/internal/mirror", "protocol", "protocol/pb", "protocol/blockkey"},
 	"agent/internal/inject":           {},
 	"agent/internal/manifest":         {"agent/internal/inject"},
-	"agent/internal/webhook":          {"agent/internal/inject", "protocol/admin", "protocol/logging", "protocol/telemetry"},
-	"agent/cmd/kvscout-agent":         {"agent", "agent/internal/inject", "agent/internal/manifest", "agent/internal/webhook", "protocol/settings"},
+	"agent/internal/webhook":          {"agent/internal/inject", "protocol/kube", "protocol/admin", "protocol/logging", "protocol/telemetry"},
+	"agent/cmd/kvscout-agent":         {"agent", "agent/internal/inject", "agent/internal/manifest", "agent/internal/webhook", "protocol/kube", "protocol/settings"},
+	"protocol/kube":                   {},
+	"scheduler/internal/cluster":      {"protocol", "protocol/kube", "scheduler/internal/fleet"},
 	"scheduler/internal/fleet":        {},
 	"scheduler/internal/learn":        {},
 	"scheduler/internal/certs":        {},
@@ -73,7 +75,7 @@ var packages = map[string][]string{
 	"scheduler/internal/page":         {},
 	"scheduler/internal/observe":      {"protocol/kvscout/scheduler/v1", "protocol/telemetry", "scheduler/internal/pick", "scheduler/internal/rpc"},
 	"scheduler/internal/serve":        {"scheduler/internal/extproc", "scheduler/internal/gateway", "scheduler/internal/fleet", "protocol/admin", "protocol/buffers", "protocol/kvscout/scheduler/v1", "protocol/telemetry", "scheduler/internal/observe", "scheduler/internal/page", "scheduler/internal/rest", "scheduler/internal/rpc"},
-	"scheduler":                       {"scheduler/internal/extproc", "scheduler/internal/gateway", "scheduler/internal/books", "scheduler/internal/bus", "scheduler/internal/certs", "scheduler/internal/admission", "scheduler/internal/fleet", "scheduler/internal/index", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/membership", "scheduler/internal/observe", "scheduler/internal/outbox", "scheduler/internal/predict", "scheduler/internal/replica", "scheduler/internal/rest", "scheduler/internal/rpc", "scheduler/internal/serve", "protocol/kvscout/scheduler/v1", "protocol/telemetry", "protocol/settings", "protocol/logging", "protocol/tlsclient"},
+	"scheduler":                       {"protocol/kube", "scheduler/internal/cluster", "scheduler/internal/extproc", "scheduler/internal/gateway", "scheduler/internal/books", "scheduler/internal/bus", "scheduler/internal/certs", "scheduler/internal/admission", "scheduler/internal/fleet", "scheduler/internal/index", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/membership", "scheduler/internal/observe", "scheduler/internal/outbox", "scheduler/internal/predict", "scheduler/internal/replica", "scheduler/internal/rest", "scheduler/internal/rpc", "scheduler/internal/serve", "protocol/kvscout/scheduler/v1", "protocol/telemetry", "protocol/settings", "protocol/logging", "protocol/tlsclient"},
 	"scheduler/cmd/kvscout-scheduler": {"scheduler", "protocol/settings"},
 	"scheduler/internal/cli":          {"protocol/kvscout/scheduler/v1", "protocol/bus", "protocol/settings", "protocol/tlsclient"},
 	"scheduler/cmd/kvscout":           {"scheduler/internal/cli"},
@@ -115,7 +117,7 @@ var edges = map[string][]string{
 	"go.yaml.in/yaml/v3":                    {"scheduler/internal/profile", "protocol/settings", "agent/internal/manifest"},
 	"mvdan.cc/sh/v3":                        {"agent/internal/inject"},
 	"github.com/KimMachineGun/automemlimit": {"protocol/settings"},
-	"net/http":                              {"deploy/proxies/caddy", "protocol/admin", "agent/internal/webhook", "agent/internal/vllm", "agent", "protocol/telemetry", "scheduler/internal/intake", "scheduler/internal/gateway", "scheduler/internal/page", "scheduler/internal/rest", "scheduler/internal/serve", "scheduler/internal/cli", "scheduler"},
+	"net/http":                              {"deploy/proxies/caddy", "protocol/admin", "protocol/kube", "agent/internal/webhook", "agent/internal/vllm", "agent", "protocol/telemetry", "scheduler/internal/intake", "scheduler/internal/gateway", "scheduler/internal/page", "scheduler/internal/rest", "scheduler/internal/serve", "scheduler/internal/cli", "scheduler"},
 }
 
 // pure packages know no socket, clock, logger or context. They may name times

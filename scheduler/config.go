@@ -7,14 +7,17 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 
+	"github.com/kvscout/kvscout/protocol/kube"
 	"github.com/kvscout/kvscout/protocol/settings"
 	"github.com/kvscout/kvscout/protocol/tlsclient"
 	"github.com/kvscout/kvscout/scheduler/internal/admission"
 	"github.com/kvscout/kvscout/scheduler/internal/bus"
 	"github.com/kvscout/kvscout/scheduler/internal/certs"
+	"github.com/kvscout/kvscout/scheduler/internal/cluster"
 	"github.com/kvscout/kvscout/scheduler/internal/extproc"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
 	"github.com/kvscout/kvscout/scheduler/internal/membership"
@@ -83,6 +86,16 @@ type Config struct {
 	// Namespaces is a file that says which namespaces may serve which models in
 	// which pools (docs/SECURITY.md); empty: all may serve everything.
 	Namespaces string
+	// KubernetesNamespaces are those, separated by commas, whose pods are followed
+	// through Kubernetes' API, * for all: members must be pods of them, and pods that
+	// are about to go are withdrawn (docs/KUBERNETES.md). Empty: nothing is asked there.
+	KubernetesNamespaces string
+	// Kubernetes is the URL of the API server; empty: that of the cluster that the
+	// process runs in, by its environment.
+	Kubernetes string
+	// ServiceAccount is the folder with token and ca.crt for the API server;
+	// kube.ServiceAccount.
+	ServiceAccount string
 	// Insecure admits GRPCAddress and NATSAddress beyond this machine without
 	// TLS, and NATS without users.
 	Insecure bool
@@ -167,6 +180,7 @@ func (c Config) withDefaults() Config {
 	c.ExtProcEndpoints = cmp.Or(c.ExtProcEndpoints, 1)
 	c.AdminAddress = cmp.Or(c.AdminAddress, "127.0.0.1:9479")
 	c.NATSAddress = cmp.Or(c.NATSAddress, "127.0.0.1:4222")
+	c.ServiceAccount = cmp.Or(c.ServiceAccount, kube.ServiceAccount)
 	c.IndexBytes = cmp.Or(c.IndexBytes, 1<<30)
 	c.QueueBytes = cmp.Or(c.QueueBytes, 256<<20)
 	c.QueueWait = cmp.Or(c.QueueWait, time.Minute)
@@ -209,7 +223,26 @@ func (c *Config) sessions() intake.Sessions {
 	return s
 }
 
-// policies that the picker uses.
+// cluster follows the pods of KubernetesNamespaces; nil: there are none. The
+// configuration is valid.
+func (c *Config) cluster(client *kube.Client, changed func()) *cluster.Cluster {
+	if c.KubernetesNamespaces == "" {
+		return nil
+	}
+	names, err := cluster.ParseNamespaces(c.KubernetesNamespaces)
+	if err != nil {
+		panic(err) // Validate has seen it
+	}
+	return cluster.New(cluster.Config{Client: client, Namespaces: names, Changed: changed, Log: c.Log.With("component", "kubernetes")})
+}
+
+// kube is who is asked about Kubernetes' objects; the configuration is valid.
+func (c *Config) kube() *kube.Client {
+	url, _ := kube.Discover(c.Kubernetes, os.Getenv) // empty where nobody is asked
+	return kube.New(url, c.ServiceAccount)
+}
+
+// bus is the connection to NATS.
 func (c *Config) bus() bus.Config {
 	return bus.Config{
 		Pool: c.Pool, URL: c.NATSURL, Credentials: c.NATSCredentials, Seed: c.NATSSeed,
@@ -217,6 +250,7 @@ func (c *Config) bus() bus.Config {
 	}
 }
 
+// policies that the picker uses.
 func (c *Config) policies() pick.Policies {
 	return pick.Policies{
 		Policy: c.Policy, Shadow: c.ShadowPolicy, Allowed: c.allowed(), Targets: c.targets(),
@@ -302,6 +336,14 @@ func (c Config) Validate() error {
 	}
 	if err := membership.CheckAddresses(c.EngineAddresses); err != nil {
 		bad("engine-addresses", "%v", err)
+	}
+	if c.KubernetesNamespaces != "" {
+		if _, err := cluster.ParseNamespaces(c.KubernetesNamespaces); err != nil {
+			bad("kubernetes-namespaces", "%v", err)
+		}
+		if _, err := kube.Discover(c.Kubernetes, os.Getenv); err != nil {
+			bad("kubernetes", "%v", err)
+		}
 	}
 	if c.QueueLength > longestQueue {
 		bad("queue-length", "%d: want 0 to %d requests of a model", c.QueueLength, longestQueue)

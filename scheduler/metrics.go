@@ -9,6 +9,7 @@ import (
 	"github.com/kvscout/kvscout/protocol/settings"
 	"github.com/kvscout/kvscout/protocol/telemetry"
 	"github.com/kvscout/kvscout/scheduler/internal/books"
+	"github.com/kvscout/kvscout/scheduler/internal/cluster"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 	"github.com/kvscout/kvscout/scheduler/internal/ingest"
@@ -38,6 +39,7 @@ type counted struct {
 	ingest  ingest.Stats // zero before there is a connection
 	replica replica.Stats
 	books   books.Stats
+	cluster cluster.Stats // zero where Kubernetes is not asked
 }
 
 // spread tells of the members' values no more than the least, the middle and the
@@ -62,6 +64,9 @@ func (s *Scheduler) counted() *counted {
 	}
 	if in := s.ingest.Load(); in != nil {
 		st.ingest = in.Stats()
+	}
+	if s.cluster != nil {
+		st.cluster = s.cluster.Stats()
 	}
 	if r := s.replica.Load(); r != nil {
 		st.replica = r.Stats()
@@ -97,6 +102,27 @@ var instruments = []telemetry.Instrument[*counted]{
 		see(float64(n))
 	}),
 	telemetry.Gauge("kvscout.scheduler.addresses", "{member}", "Members with something wrong with their address.", func(s *counted, see telemetry.See) { see.Counts(telemetry.LabelProblem, s.members.Problems()) }),
+	telemetry.Gauge("kvscout.scheduler.members.withdrawn", "{member}", "Members that are picked only where no other can be, because of their pod, by why.", func(s *counted, see telemetry.See) {
+		n := make(counts)
+		for w := fleet.InService + 1; w < fleet.Withdrawals; w++ {
+			n[w.Label()] = 0
+		}
+		for _, m := range s.view.Members {
+			if m.Withdrawn != fleet.InService {
+				n[m.Withdrawn.Label()]++
+			}
+		}
+		see.Counts(telemetry.LabelReason, n)
+	}),
+	telemetry.Gauge("kvscout.scheduler.kubernetes.lost", "{list}", "Lists of Kubernetes that are to be followed and are not at present: of pods, and of nodes.", func(s *counted, see telemetry.See) {
+		see.Counts(telemetry.LabelKind, counts{"pod": uint64(s.cluster.LostPods), "node": uint64(s.cluster.LostNodes)})
+	}),
+	telemetry.Gauge("kvscout.scheduler.kubernetes.objects", "{object}", "Pods, and cordoned nodes, that Kubernetes has.", func(s *counted, see telemetry.See) {
+		see.Counts(telemetry.LabelKind, counts{"pod": uint64(s.cluster.Pods), "cordoned_node": uint64(s.cluster.Cordoned)})
+	}),
+	telemetry.Counter("kvscout.scheduler.kubernetes.events", "{event}", "Changes of pods and nodes that Kubernetes told of, and times that it could not be asked.", func(s *counted, see telemetry.See) {
+		see.Counts(telemetry.LabelOutcome, counts{"received": s.cluster.Events, "failed": s.cluster.Losses})
+	}),
 	telemetry.Gauge("kvscout.scheduler.prefill.tokens_per_second", "", "Tokens that members compute in a second, the fixed part of a prefill apart.", func(s *counted, see telemetry.See) {
 		s.spread(see, func(m *fleet.Member) float64 { return 1000 / s.Scheduler.picker.Speed(m).B })
 	}),

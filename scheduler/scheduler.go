@@ -20,12 +20,14 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kvscout/kvscout/protocol/kube"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/logging"
 	"github.com/kvscout/kvscout/protocol/settings"
 	"github.com/kvscout/kvscout/protocol/telemetry"
 	"github.com/kvscout/kvscout/scheduler/internal/books"
 	"github.com/kvscout/kvscout/scheduler/internal/bus"
+	"github.com/kvscout/kvscout/scheduler/internal/cluster"
 	"github.com/kvscout/kvscout/scheduler/internal/extproc"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/gateway"
@@ -71,6 +73,8 @@ type Scheduler struct {
 	picker    *pick.Picker
 	profiles  *profile.Files
 	members   *membership.Membership
+	kube      *kube.Client
+	cluster   *cluster.Cluster // nil: Kubernetes is not asked
 	intake    *intake.Intake
 	rpc       *rpc.Service
 	observer  *observe.Observer
@@ -128,6 +132,8 @@ func New(cfg Config) (*Scheduler, error) {
 	}); err != nil {
 		return nil, err
 	}
+	s.kube = cfg.kube()
+	s.cluster = cfg.cluster(s.kube, s.review)
 	if s.profiles, err = profile.Open(cfg.Profiles, s.picker.SetProfiles, cfg.Log); err != nil {
 		return nil, err
 	}
@@ -219,6 +225,29 @@ func (s *Scheduler) ready() bool {
 // takes tells whether requests are to be sent here: not while it stops.
 func (s *Scheduler) takes() bool { return s.ready() && !s.stopping.Load() }
 
+// admit says why a member may not be one; nil: it may.
+func (s *Scheduler) admit(i *fleet.Info) error {
+	if err := s.members.Admit(i); err != nil || s.cluster == nil {
+		return err
+	}
+	return s.cluster.Admit(i)
+}
+
+// withdrawn says whether a member is in service.
+func (s *Scheduler) withdrawn(i *fleet.Info) fleet.Withdrawal {
+	if s.cluster == nil {
+		return fleet.InService
+	}
+	return s.cluster.Withdrawn(i)
+}
+
+// review has all members judged anew.
+func (s *Scheduler) review() {
+	if in := s.ingest.Load(); in != nil {
+		in.Review()
+	}
+}
+
 // linked tells whether the bus is there.
 func (s *Scheduler) linked() bool {
 	in := s.ingest.Load()
@@ -239,6 +268,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	defer s.limit.Start()()
 	defer s.flush()
 	defer s.intake.Close()
+	defer s.kube.Close()
 
 	server, err := serve.Listen(s.serving)
 	if err != nil {
@@ -257,12 +287,12 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		Pool:  s.cfg.Pool,
 		Index: s.index,
 		Fleet: s.fleet,
-		Admit: s.members.Admit,
-		Warn:  s.members.Problem,
-		Wait:  s.cfg.ReadyWait,
-		Deaf:  bus.Deaf,
-		Lag:   s.observer.Applied,
-		Name:  s.cfg.instance(), Release: s.cfg.Version,
+		Admit: s.admit, Withdrawn: s.withdrawn,
+		Warn: s.members.Problem,
+		Wait: s.cfg.ReadyWait,
+		Deaf: bus.Deaf,
+		Lag:  s.observer.Applied,
+		Name: s.cfg.instance(), Release: s.cfg.Version,
 		Log: s.cfg.Log.With("component", "ingest"),
 	})
 	if err != nil {
@@ -292,6 +322,9 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	g.Go(func() error { s.profiles.Follow(ctx); return nil })
 	g.Go(func() error { bus.Follow(ctx); return nil })
 	g.Go(func() error { s.members.Run(ctx); return nil })
+	if s.cluster != nil {
+		g.Go(func() error { s.cluster.Run(ctx); return nil })
+	}
 	g.Go(func() error {
 		select {
 		case <-ctx.Done():

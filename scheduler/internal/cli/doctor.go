@@ -266,6 +266,10 @@ func (d *examination) examineMember(m *api.MemberState) bool {
 		return false
 	case api.Ineligible_INELIGIBLE_SLEEPING:
 		d.find(look, about, "the engine sleeps", "POST /wake_up to the engine if it should not")
+	case api.Ineligible_INELIGIBLE_CORDONED, api.Ineligible_INELIGIBLE_EVICTED, api.Ineligible_INELIGIBLE_DELETING:
+		d.find(look, about, reason(m), "nothing if that is meant: it is picked only where no other can be")
+	case api.Ineligible_INELIGIBLE_NOT_READY, api.Ineligible_INELIGIBLE_ENDED:
+		d.find(mend, about, reason(m), "kubectl describe pod "+m.GetMember().GetPod()+": its conditions and events say why")
 	default:
 		d.find(mend, about, reason(m), "see the engine's log")
 	}

@@ -127,6 +127,16 @@ func reason(m *api.MemberState) string {
 		list = append(list, "its agent does not reach the engine")
 	case api.Ineligible_INELIGIBLE_FAILING:
 		list = append(list, "left out for "+age(m.GetFailingForMs())+": callers reported failures")
+	case api.Ineligible_INELIGIBLE_CORDONED:
+		list = append(list, "its node is cordoned")
+	case api.Ineligible_INELIGIBLE_NOT_READY:
+		list = append(list, "its pod is not ready")
+	case api.Ineligible_INELIGIBLE_EVICTED:
+		list = append(list, "its pod is being evicted")
+	case api.Ineligible_INELIGIBLE_DELETING:
+		list = append(list, "its pod is being deleted")
+	case api.Ineligible_INELIGIBLE_ENDED:
+		list = append(list, "its pod has ended")
 	default:
 		list = append(list, strings.ToLower(strings.TrimPrefix(m.GetIneligible().String(), "INELIGIBLE_")))
 	}

@@ -201,6 +201,7 @@ type Member struct {
 	Load          Load
 	CacheState    CacheState
 	LastHeartbeat time.Time
+	Withdrawn     Withdrawal
 	account       *account
 }
 

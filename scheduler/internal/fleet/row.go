@@ -23,6 +23,7 @@ type Row struct {
 	Running, Waiting      int32
 	ID                    ID
 	Sleeping, Unreachable bool
+	Withdrawn             Withdrawal
 }
 
 // set writes what is known of a member; origin is what Since counts from.
@@ -32,7 +33,7 @@ func (r *Row) set(m *Member, origin time.Time) {
 	r.KVUsage = m.Load.KVUsage
 	r.Blocks, r.BlockSize = int(min(m.Info.Blocks, math.MaxInt32)), m.Info.BlockSize
 	r.Running, r.Waiting = int32(min(m.Load.Running, math.MaxInt32)), int32(min(m.Load.Waiting, math.MaxInt32))
-	r.Sleeping, r.Unreachable = m.Load.Sleeping, m.Load.Unreachable
+	r.Sleeping, r.Unreachable, r.Withdrawn = m.Load.Sleeping, m.Load.Unreachable, m.Withdrawn
 }
 
 // Requests is the number of requests at the engine by its load sample and the

@@ -338,7 +338,7 @@ func leastLoaded(view *fleet.View, now time.Time) []*fleet.Member {
 	for i := range view.Rows {
 		r := &view.Rows[i]
 		if r.Member.Info.Address != "" {
-			places = append(places, place{r.Member, r.Unreachable || r.Sleeping || view.Silent(r.Member, now), r.Requests(r.Member.Reserved())})
+			places = append(places, place{r.Member, view.Barred(r, now), r.Requests(r.Member.Reserved())})
 		}
 	}
 	rand.Shuffle(len(places), func(i, j int) { places[i], places[j] = places[j], places[i] })

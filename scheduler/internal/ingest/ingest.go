@@ -59,6 +59,9 @@ type Config struct {
 	// Admit says why a member may not be one, by what it announces; it is asked
 	// at every heartbeat. Nil: all may.
 	Admit func(*fleet.Info) error
+	// Withdrawn says why a member is to be picked only where no other can be; it is
+	// asked like Admit, and both again after Review. Nil: none is.
+	Withdrawn func(*fleet.Info) fleet.Withdrawal
 	// Warn says what is wrong with a member beside its cache state, for its agent to
 	// be told; empty: nothing. Nil: never anything.
 	Warn func(name string) string
@@ -315,6 +318,17 @@ func (in *Ingest) probe(ctx context.Context) {
 				in.answered.Store(&asked)
 			}
 			cancel()
+		}
+	}
+}
+
+// Review has Admit and Withdrawn asked about every member, soon. What they say has
+// changed.
+func (in *Ingest) Review() {
+	for _, w := range in.workers {
+		select {
+		case w.review <- struct{}{}:
+		default: // it has not begun with the last one
 		}
 	}
 }

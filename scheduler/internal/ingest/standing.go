@@ -28,6 +28,7 @@ type standing struct {
 	silent      bool
 	sleeping    bool
 	unreachable bool
+	withdrawn   fleet.Withdrawal
 
 	interval     time.Duration // between heartbeats, as announced
 	pod, address string        // of the newest heartbeat
@@ -140,6 +141,20 @@ func (w *worker) logHeartbeat(m *member, h *pb.Heartbeat, now time.Time) {
 		}
 		log.Info(message, "member", m.name, "pod", s.pod)
 	}
+}
+
+// logWithdrawal says that the cluster takes a member out of service, or puts it back.
+func (w *worker) logWithdrawal(m *member, is fleet.Withdrawal) {
+	if is == m.said.withdrawn {
+		return
+	}
+	m.said.withdrawn = is
+	log := w.in.cfg.Log.With("member", m.name, "pod", m.said.pod)
+	if is == fleet.InService {
+		log.Info("member is in service again")
+		return
+	}
+	log.Info("member is withdrawn: it is picked only where no other can be", "reason", is.String())
 }
 
 // logChange says that something is wrong, with what to do in the last two attributes,

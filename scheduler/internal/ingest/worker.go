@@ -51,6 +51,7 @@ const (
 type worker struct {
 	in         *Ingest
 	queue      chan item
+	review     chan struct{} // holds one
 	bytes      atomic.Int64
 	members    map[string]*member
 	unsynced   map[string]*member
@@ -65,6 +66,7 @@ func newWorker(in *Ingest) *worker {
 	return &worker{
 		in:        in,
 		queue:     make(chan item, queueLength),
+		review:    make(chan struct{}, 1),
 		members:   make(map[string]*member),
 		unsynced:  make(map[string]*member),
 		rng:       rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
@@ -103,8 +105,39 @@ func (w *worker) run(ctx context.Context) {
 			w.publish(it.name, now)
 		case now := <-poll.C:
 			w.poll(now)
+		case <-w.review:
+			w.reviewMembers(time.Now())
 		}
 	}
+}
+
+// reviewMembers asks again who may be a member, and who is in service.
+func (w *worker) reviewMembers(now time.Time) {
+	view := w.in.cfg.Fleet.View()
+	for name, m := range w.members {
+		one := view.Member(m.id)
+		if one == nil {
+			continue
+		}
+		info := *one.Info
+		if err := w.admit(&info); err != nil {
+			w.forget(m)
+			w.bar(name, err, now)
+			w.publish(name, now)
+			continue
+		}
+		w.withdraw(m, &info)
+	}
+}
+
+// withdraw notes whether a member is in service.
+func (w *worker) withdraw(m *member, i *fleet.Info) {
+	if w.in.cfg.Withdrawn == nil {
+		return
+	}
+	is := w.in.cfg.Withdrawn(i)
+	w.logWithdrawal(m, is)
+	w.in.cfg.Fleet.Withdraw(m.id, is)
 }
 
 func (w *worker) handle(it item, now time.Time) {
@@ -147,6 +180,7 @@ func (w *worker) handle(it item, now time.Time) {
 			w.in.cfg.Log.Info("member accepted again", "member", m.name)
 		}
 		w.logHeartbeat(m, h, now)
+		w.withdraw(m, &info)
 		w.in.cfg.Fleet.Receive(m.id, info, loadOf(h.GetLoad(), now), now)
 		w.step(m, func() { m.heartbeat(h, now) })
 	case isDelta:
@@ -217,6 +251,7 @@ func (w *worker) announce(it item, now time.Time) {
 	w.in.count.syncing.Add(1)
 	w.in.cfg.Log.Info("member announced", "member", it.name, "pod", info.Pod, "address", info.Address, "models", info.Models, "engine", info.EngineVersion)
 	w.logHeartbeat(m, h, now)
+	w.withdraw(m, &info)
 	w.in.cfg.Fleet.Receive(id, info, loadOf(h.GetLoad(), now), now)
 	w.step(m, func() { m.heartbeat(h, now) })
 }

@@ -38,6 +38,7 @@ type health uint8
 
 const (
 	healthy     health = iota
+	withdrawn          // its pod is about to go, or does not serve
 	failing            // callers reported failures
 	unreachable        // silent, or out of its agent's reach
 )
@@ -75,6 +76,8 @@ func (e *eligible) filter(r *Request, view *fleet.View, now time.Time) error {
 			return unreachable
 		case anyFailing && !s.Member.Failing().Until(now).IsZero():
 			return failing
+		case s.Withdrawn != fleet.InService:
+			return withdrawn
 		}
 		return healthy
 	}
@@ -128,7 +131,7 @@ func (e *eligible) filter(r *Request, view *fleet.View, now time.Time) error {
 		c.row, c.member, c.adapter, c.scope, c.health = row, m, adapter, -1, d
 		e.at[row.ID] = int32(len(e.list))
 	}
-	// A candidate that is failing or silent is better than none.
+	// A candidate that is withdrawn, failing or silent is better than none.
 	if best < worst {
 		clear(e.at)
 		kept := e.list[:0]

@@ -139,6 +139,36 @@ func TestSilentAndSleepingAreNotChosen(t *testing.T) {
 	}
 }
 
+// Whose pod is about to go is picked where no other can be, and before those that
+// failed.
+func TestWithdrawnAreNotChosen(t *testing.T) {
+	b := newBed(t)
+	stays, goes := b.join("stays"), b.join("goes")
+	p := prompt(1, 0, 3200)
+	b.gpu(goes, p, 200)
+	r := Request{Prompt: tokens(p)}
+	if got := first(b.pick(r)); got != "goes" {
+		t.Fatalf("%s before", got)
+	}
+	b.fleet.Withdraw(goes, fleet.Deleting)
+	if d := b.pick(r); first(d) != "stays" || d.Fallback() != "" || len(d.Candidates) != 1 {
+		t.Errorf("%s of %d, fallback %q", first(d), len(d.Candidates), d.Fallback())
+	}
+	only := r
+	only.Candidates = []Ref{{Member: "goes"}}
+	if d := b.pick(only); first(d) != "goes" || !strings.Contains(d.Fallback(), "its pod is being deleted") || d.Fallbacks[0].Kind != AllWithdrawn {
+		t.Errorf("%s is better than none: fallback %q", first(d), d.Fallback())
+	}
+	b.fail(stays, t0)
+	if d := b.pick(r); first(d) != "goes" {
+		t.Errorf("%s is picked, which failed", first(d))
+	}
+	b.fleet.Withdraw(goes, fleet.InService)
+	if d := b.pick(r); first(d) != "goes" || d.Fallback() != "" {
+		t.Errorf("%s, fallback %q, after it came back", first(d), d.Fallback())
+	}
+}
+
 func (b *bed) fail(id fleet.ID, now time.Time) {
 	for range 3 {
 		m := b.fleet.View().Member(id)

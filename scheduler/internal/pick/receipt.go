@@ -148,6 +148,8 @@ const (
 	AllFailing
 	// AllLost: every candidate is silent or out of its agent's reach.
 	AllLost
+	// AllWithdrawn: every candidate's pod is about to go, or is not ready.
+	AllWithdrawn
 	// NoHeartbeats: this is the last that was known of anybody.
 	NoHeartbeats
 )
@@ -196,6 +198,8 @@ func (m *draft) fallbacks(r *Request, pol policy.Policy, now time.Time) (lacks [
 			r.Prompt.BlockSize, m.keys.misfits, len(m.eligible.list)))
 	}
 	switch best.health { // that of all of them: see filter
+	case withdrawn:
+		lack(AllWithdrawn, "every candidate's pod is about to go or is not ready: the best of them; "+best.member.Withdrawn.String())
 	case failing:
 		lack(AllFailing, "every candidate failed lately by report: the best of them")
 	case unreachable:

@@ -248,6 +248,7 @@ var fallbacks = [...]api.FallbackReason{
 	pick.Assumed:        api.FallbackReason_FALLBACK_REASON_CACHE_STATE_PREDICTED,
 	pick.NoState:        api.FallbackReason_FALLBACK_REASON_NO_CACHE_STATE,
 	pick.AllFailing:     api.FallbackReason_FALLBACK_REASON_ALL_FAILING,
+	pick.AllWithdrawn:   api.FallbackReason_FALLBACK_REASON_ALL_WITHDRAWN,
 	pick.AllLost:        api.FallbackReason_FALLBACK_REASON_ALL_SILENT,
 	pick.NoHeartbeats:   api.FallbackReason_FALLBACK_REASON_STALE,
 }

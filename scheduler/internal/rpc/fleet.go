@@ -94,6 +94,15 @@ func (s *Service) fleet(model string, now time.Time) *api.ListMembersResponse {
 	return r
 }
 
+// withdrawals by what they are in the API.
+var withdrawals = [fleet.Withdrawals]api.Ineligible{
+	fleet.Cordoned: api.Ineligible_INELIGIBLE_CORDONED,
+	fleet.NotReady: api.Ineligible_INELIGIBLE_NOT_READY,
+	fleet.Evicted:  api.Ineligible_INELIGIBLE_EVICTED,
+	fleet.Deleting: api.Ineligible_INELIGIBLE_DELETING,
+	fleet.Ended:    api.Ineligible_INELIGIBLE_ENDED,
+}
+
 func (s *Service) memberState(view *fleet.View, m *fleet.Member, now time.Time) *api.MemberState {
 	reserved, reported := m.Reserved(), m.Reported()
 	st := &api.MemberState{
@@ -131,6 +140,8 @@ func (s *Service) memberState(view *fleet.View, m *fleet.Member, now time.Time) 
 		st.Ineligible = api.Ineligible_INELIGIBLE_UNREACHABLE
 	case !failing.IsZero():
 		st.Ineligible = api.Ineligible_INELIGIBLE_FAILING
+	case m.Withdrawn != fleet.InService:
+		st.Ineligible = withdrawals[m.Withdrawn]
 	}
 	setMember(st.Member, m)
 	setState(st.CacheState, m, view.Believe(m, now), now)

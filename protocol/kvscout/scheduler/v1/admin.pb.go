@@ -136,6 +136,17 @@ const (
 	Ineligible_INELIGIBLE_UNREACHABLE Ineligible = 3
 	// INELIGIBLE_FAILING: callers reported failures.
 	Ineligible_INELIGIBLE_FAILING Ineligible = 4
+	// INELIGIBLE_CORDONED: the pod's node takes no more pods, by Kubernetes, as what
+	// follows.
+	Ineligible_INELIGIBLE_CORDONED Ineligible = 5
+	// INELIGIBLE_NOT_READY: the pod is not.
+	Ineligible_INELIGIBLE_NOT_READY Ineligible = 6
+	// INELIGIBLE_EVICTED: the pod is about to be removed from its node.
+	Ineligible_INELIGIBLE_EVICTED Ineligible = 7
+	// INELIGIBLE_DELETING: the pod is being deleted.
+	Ineligible_INELIGIBLE_DELETING Ineligible = 8
+	// INELIGIBLE_ENDED: the pod's containers have.
+	Ineligible_INELIGIBLE_ENDED Ineligible = 9
 )
 
 // Enum value maps for Ineligible.
@@ -146,6 +157,11 @@ var (
 		2: "INELIGIBLE_SILENT",
 		3: "INELIGIBLE_UNREACHABLE",
 		4: "INELIGIBLE_FAILING",
+		5: "INELIGIBLE_CORDONED",
+		6: "INELIGIBLE_NOT_READY",
+		7: "INELIGIBLE_EVICTED",
+		8: "INELIGIBLE_DELETING",
+		9: "INELIGIBLE_ENDED",
 	}
 	Ineligible_value = map[string]int32{
 		"INELIGIBLE_UNSPECIFIED": 0,
@@ -153,6 +169,11 @@ var (
 		"INELIGIBLE_SILENT":      2,
 		"INELIGIBLE_UNREACHABLE": 3,
 		"INELIGIBLE_FAILING":     4,
+		"INELIGIBLE_CORDONED":    5,
+		"INELIGIBLE_NOT_READY":   6,
+		"INELIGIBLE_EVICTED":     7,
+		"INELIGIBLE_DELETING":    8,
+		"INELIGIBLE_ENDED":       9,
 	}
 )
 
@@ -2008,14 +2029,19 @@ const file_kvscout_scheduler_v1_admin_proto_rawDesc = "" +
 	"\x11LOSS_MISPREDICTED\x10\n" +
 	"\x12\x14\n" +
 	"\x10LOSS_UNCACHEABLE\x10\v\x12\x10\n" +
-	"\fLOSS_UNKNOWN\x10\f*\x8c\x01\n" +
+	"\fLOSS_UNKNOWN\x10\f*\x86\x02\n" +
 	"\n" +
 	"Ineligible\x12\x1a\n" +
 	"\x16INELIGIBLE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13INELIGIBLE_SLEEPING\x10\x01\x12\x15\n" +
 	"\x11INELIGIBLE_SILENT\x10\x02\x12\x1a\n" +
 	"\x16INELIGIBLE_UNREACHABLE\x10\x03\x12\x16\n" +
-	"\x12INELIGIBLE_FAILING\x10\x042\xdd\x05\n" +
+	"\x12INELIGIBLE_FAILING\x10\x04\x12\x17\n" +
+	"\x13INELIGIBLE_CORDONED\x10\x05\x12\x18\n" +
+	"\x14INELIGIBLE_NOT_READY\x10\x06\x12\x16\n" +
+	"\x12INELIGIBLE_EVICTED\x10\a\x12\x17\n" +
+	"\x13INELIGIBLE_DELETING\x10\b\x12\x14\n" +
+	"\x10INELIGIBLE_ENDED\x10\t2\xdd\x05\n" +
 	"\x05Admin\x12n\n" +
 	"\aExplain\x12$.kvscout.scheduler.v1.ExplainRequest\x1a%.kvscout.scheduler.v1.ExplainResponse\"\x16\x82\xd3\xe4\x93\x02\x10:\x01*\"\v/v1/explain\x12w\n" +
 	"\vListMembers\x12(.kvscout.scheduler.v1.ListMembersRequest\x1a).kvscout.scheduler.v1.ListMembersResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\v/v1/members\x12\x82\x01\n" +

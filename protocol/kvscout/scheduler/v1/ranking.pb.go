@@ -113,21 +113,25 @@ const (
 	// FALLBACK_REASON_STALE: no member at all sends heartbeats; this is the last known
 	// state.
 	FallbackReason_FALLBACK_REASON_STALE FallbackReason = 9
+	// FALLBACK_REASON_ALL_WITHDRAWN: every candidate's pod is about to go, or is not
+	// ready, by Kubernetes.
+	FallbackReason_FALLBACK_REASON_ALL_WITHDRAWN FallbackReason = 10
 )
 
 // Enum value maps for FallbackReason.
 var (
 	FallbackReason_name = map[int32]string{
-		0: "FALLBACK_REASON_UNSPECIFIED",
-		1: "FALLBACK_REASON_NO_TOKENS",
-		2: "FALLBACK_REASON_BLOCK_SIZE_UNKNOWN",
-		3: "FALLBACK_REASON_BLOCK_SIZE_MISMATCH",
-		4: "FALLBACK_REASON_CACHE_STATE_NOT_EXACT",
-		5: "FALLBACK_REASON_CACHE_STATE_PREDICTED",
-		6: "FALLBACK_REASON_NO_CACHE_STATE",
-		7: "FALLBACK_REASON_ALL_FAILING",
-		8: "FALLBACK_REASON_ALL_SILENT",
-		9: "FALLBACK_REASON_STALE",
+		0:  "FALLBACK_REASON_UNSPECIFIED",
+		1:  "FALLBACK_REASON_NO_TOKENS",
+		2:  "FALLBACK_REASON_BLOCK_SIZE_UNKNOWN",
+		3:  "FALLBACK_REASON_BLOCK_SIZE_MISMATCH",
+		4:  "FALLBACK_REASON_CACHE_STATE_NOT_EXACT",
+		5:  "FALLBACK_REASON_CACHE_STATE_PREDICTED",
+		6:  "FALLBACK_REASON_NO_CACHE_STATE",
+		7:  "FALLBACK_REASON_ALL_FAILING",
+		8:  "FALLBACK_REASON_ALL_SILENT",
+		9:  "FALLBACK_REASON_STALE",
+		10: "FALLBACK_REASON_ALL_WITHDRAWN",
 	}
 	FallbackReason_value = map[string]int32{
 		"FALLBACK_REASON_UNSPECIFIED":           0,
@@ -140,6 +144,7 @@ var (
 		"FALLBACK_REASON_ALL_FAILING":           7,
 		"FALLBACK_REASON_ALL_SILENT":            8,
 		"FALLBACK_REASON_STALE":                 9,
+		"FALLBACK_REASON_ALL_WITHDRAWN":         10,
 	}
 )
 
@@ -1048,7 +1053,7 @@ const file_kvscout_scheduler_v1_ranking_proto_rawDesc = "" +
 	"\x0fREASON_NEAR_TIE\x10\x02\x12\x12\n" +
 	"\x0eREASON_SESSION\x10\x03\x12\x19\n" +
 	"\x15REASON_ONLY_CANDIDATE\x10\x04\x12\x11\n" +
-	"\rREASON_POLICY\x10\x05*\xf7\x02\n" +
+	"\rREASON_POLICY\x10\x05*\x9a\x03\n" +
 	"\x0eFallbackReason\x12\x1f\n" +
 	"\x1bFALLBACK_REASON_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19FALLBACK_REASON_NO_TOKENS\x10\x01\x12&\n" +
@@ -1059,7 +1064,9 @@ const file_kvscout_scheduler_v1_ranking_proto_rawDesc = "" +
 	"\x1eFALLBACK_REASON_NO_CACHE_STATE\x10\x06\x12\x1f\n" +
 	"\x1bFALLBACK_REASON_ALL_FAILING\x10\a\x12\x1e\n" +
 	"\x1aFALLBACK_REASON_ALL_SILENT\x10\b\x12\x19\n" +
-	"\x15FALLBACK_REASON_STALE\x10\t*l\n" +
+	"\x15FALLBACK_REASON_STALE\x10\t\x12!\n" +
+	"\x1dFALLBACK_REASON_ALL_WITHDRAWN\x10\n" +
+	"*l\n" +
 	"\x05Trust\x12\x15\n" +
 	"\x11TRUST_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rTRUST_UNKNOWN\x10\x01\x12\x15\n" +

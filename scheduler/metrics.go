@@ -153,6 +153,7 @@ var instruments = []telemetry.Instrument[*counted]{
 		d := s.fleet.Delivered
 		see.Counts(telemetry.LabelStage, counts{"prompt": d.Prompt, "predicted": d.Predicted, "delivered": d.Cached})
 	}),
+	telemetry.CounterOf("kvscout.scheduler.used.tokens", "{token}", "Prompt tokens that the engines of reported requests found cached.", func(s *counted) uint64 { return s.books.Tokens[books.Used] }),
 	telemetry.Counter("kvscout.scheduler.lost.tokens", "{token}", "Prompt tokens that the engines of reported requests did not find cached, by cause.", func(s *counted, see telemetry.See) {
 		for cause, n := range s.books.Tokens {
 			if c := books.Cause(cause); c != books.Used {

@@ -17,9 +17,15 @@ import (
 
 const (
 	// queueLength and queueBytes bound what waits for one worker. What does
-	// not fit is dropped: its member sees a gap and starts over.
-	queueLength = 4096
+	// not fit is dropped: its member sees a gap and starts over. A thousand busy
+	// engines send 30,000 messages a second, and a gap costs a snapshot, so a
+	// process that gets no processor for a second must not drop any.
+	queueLength = 1 << 15
 	queueBytes  = 64 << 20
+	// behind is how many messages may wait and snapshots still be asked for. With
+	// more, the processor is what lacks: those in step come first, or they would
+	// fall out of step for the sake of those that are not.
+	behind = queueLength / 16
 	// pollEvery is how often requests are sent and given up.
 	pollEvery = 10 * time.Millisecond
 )
@@ -294,7 +300,7 @@ func (w *worker) step(m *member, do func()) {
 func (w *worker) poll(now time.Time) {
 	w.checkConnection(now)
 	w.logSilent(now)
-	mayAsk := w.in.cfg.Conn.IsConnected()
+	mayAsk := w.in.cfg.Conn.IsConnected() && len(w.queue) <= behind
 	for _, m := range w.unsynced {
 		if m.asked {
 			if len(w.queue) == 0 { // else the answer may be in it

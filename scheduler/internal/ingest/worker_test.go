@@ -10,6 +10,30 @@ import (
 	"github.com/kvscout/kvscout/scheduler/internal/index"
 )
 
+// While messages pile up no snapshot is asked for, and when they are gone it is.
+func TestNoSnapshotIsAskedForWhileMessagesPileUp(t *testing.T) {
+	s := broker.New(t, nil)
+	in, err := New(Config{Conn: connect(t, s), Pool: "test", Index: index.New(index.Config{}), Fleet: fleet.New(fleet.Config{}), Workers: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, now := in.workers[0], time.Now()
+	m := newMember("ns_uid_0", 0, in.cfg.Index, w.rng, &in.count, now.Add(-time.Second))
+	w.members[m.name], w.unsynced[m.name] = m, m
+	for range behind + 1 {
+		w.put(item{kind: isSilence, name: m.name})
+	}
+	w.poll(now)
+	if m.asked || in.Stats().InFlight != 0 {
+		t.Fatal("asked with a full queue")
+	}
+	<-w.queue
+	w.poll(now)
+	if !m.asked || in.Stats().InFlight != 1 {
+		t.Error("not asked")
+	}
+}
+
 // As many requests are under way as may be, others wait for their turn, and one
 // that got no answer in time is given up with the next look.
 func TestHungRequestsAreGivenUpAtTheInFlightLimit(t *testing.T) {

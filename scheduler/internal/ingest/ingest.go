@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -33,8 +34,10 @@ const (
 	// the workers' queues by a goroutine that never waits, so it fills up only
 	// when the process gets no processor; NATS drops then, and the gap shows.
 	pending = 4096
-	// leastLitter is how much of snapshots is worth a collection.
-	leastLitter = 8 << 20
+	// largeIndex is an index beside which garbage is kept to garbageShare percent
+	// of the memory in use.
+	largeIndex   = 32 << 20
+	garbageShare = 25
 	// sweepEvery is how often silent members are looked for.
 	sweepEvery = 250 * time.Millisecond
 	// probeEvery is how often the server is asked for an answer, probeWait how
@@ -93,7 +96,6 @@ type Ingest struct {
 	workers  []*worker
 	count    counters
 	inFlight atomic.Int64 // snapshots awaited
-	litter   atomic.Int64 // bytes of chunks since the last collection
 	// reconnects counts up each time the connection came back.
 	reconnects atomic.Uint64
 
@@ -101,6 +103,9 @@ type Ingest struct {
 	connected atomic.Pointer[time.Time] // since when; nil: not connected
 	answered  atomic.Pointer[time.Time] // when the server was asked what it answered last
 	ready     atomic.Bool
+
+	tidying bool // watch's, like garbage
+	garbage int  // percent, before
 
 	subscriptions atomic.Pointer[[]*nats.Subscription]
 }
@@ -289,16 +294,28 @@ func (in *Ingest) ask(name string, attempt uint64) error {
 	return in.cfg.Conn.PublishRequest(in.subjects.Snapshot(name), reply, data)
 }
 
-// collect lets the garbage of snapshots not grow with their number: each leaves
-// behind several times what it weighs, and the collector alone would let that
-// become as much as all that is in use. Beside an index, which has no pointers,
-// a collection is cheap.
-func (in *Ingest) collect(chunk int) {
-	n := in.litter.Add(int64(chunk))
-	if n < leastLitter || n < in.cfg.Index.Stats().Bytes/8 || !in.litter.CompareAndSwap(n, 0) {
-		return
+// tidy lets garbage grow to a quarter of the memory in use beside a large index,
+// not to as much again: the index has no pointers, so a collection beside it is
+// cheap, and what it would wait for is as large as the index. Beside a small one, or
+// where somebody asked for less, the share stays as it was.
+func (in *Ingest) tidy() {
+	switch size := in.cfg.Index.Stats().Bytes; {
+	case size >= largeIndex && !in.tidying:
+		in.tidying = true
+		if in.garbage = debug.SetGCPercent(garbageShare); in.garbage < garbageShare { // off is less than 0
+			debug.SetGCPercent(in.garbage)
+		}
+	case size < largeIndex/2 && in.tidying:
+		in.untidy()
 	}
-	runtime.GC()
+}
+
+// untidy gives the share of garbage back as it was found.
+func (in *Ingest) untidy() {
+	if in.tidying {
+		in.tidying = false
+		debug.SetGCPercent(in.garbage)
+	}
 }
 
 // probe asks the server for an answer again and again. What it sent before that
@@ -337,6 +354,7 @@ func (in *Ingest) Review() {
 func (in *Ingest) watch(ctx context.Context, status <-chan nats.Status) {
 	sweep := time.NewTicker(sweepEvery)
 	defer sweep.Stop()
+	defer in.untidy()
 	for {
 		select {
 		case <-ctx.Done():
@@ -347,6 +365,7 @@ func (in *Ingest) watch(ctx context.Context, status <-chan nats.Status) {
 			}
 			in.link(s == nats.CONNECTED)
 		case now := <-sweep.C:
+			in.tidy()
 			for _, id := range in.cfg.Fleet.Sweep(now) {
 				if m := in.cfg.Fleet.View().Member(id); m != nil {
 					in.enqueue(item{kind: isSilence, name: m.Info.Name, at: now})

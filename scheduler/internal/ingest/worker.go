@@ -214,7 +214,6 @@ func (w *worker) handle(it item, now time.Time) {
 		}
 		c.chunks.Add(1)
 		w.step(m, func() { m.chunk(it.attempt, chunk, len(it.data), now) })
-		w.in.collect(len(it.data))
 	case isRefusal:
 		w.step(m, func() { m.refused(it.attempt, now) })
 	case isSilence:

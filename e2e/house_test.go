@@ -67,17 +67,18 @@ var packages = map[string][]string{
 	"scheduler/internal/sim/arrival":  {"protocol/blockkey"},
 	"scheduler/internal/replica":      {"protocol", "protocol/pb", "protocol/blockkey", "scheduler/internal/fleet", "scheduler/internal/index", "scheduler/internal/outbox", "scheduler/internal/predict"},
 	"scheduler/internal/admission":    {"scheduler/internal/fleet", "scheduler/internal/pick"},
-	"scheduler/internal/rpc":          {"protocol/kvscout/scheduler/v1", "protocol/blockkey", "scheduler/internal/books", "scheduler/internal/intake", "scheduler/internal/admission", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/fleet", "scheduler/internal/learn"},
+	"scheduler/internal/rpc":          {"scheduler/internal/chronicle", "protocol/kvscout/scheduler/v1", "protocol/blockkey", "scheduler/internal/books", "scheduler/internal/intake", "scheduler/internal/admission", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/fleet", "scheduler/internal/learn"},
 	"scheduler/internal/edge":         {},
 	"scheduler/internal/extproc":      {"scheduler/internal/edge", "protocol/client", "protocol/kvscout/scheduler/v1", "protocol/completion", "scheduler/internal/fleet"},
 	"scheduler/internal/gateway":      {"protocol/client", "protocol/completion", "protocol/kvscout/scheduler/v1", "scheduler/internal/edge", "scheduler/internal/fleet"},
 	"scheduler/internal/rest":         {"protocol/kvscout/scheduler/v1"},
+	"scheduler/internal/chronicle":    {"protocol/kvscout/scheduler/v1"},
 	"scheduler/internal/page":         {},
 	"scheduler/internal/observe":      {"protocol/kvscout/scheduler/v1", "protocol/telemetry", "scheduler/internal/pick", "scheduler/internal/rpc"},
 	"scheduler/internal/serve":        {"scheduler/internal/extproc", "scheduler/internal/gateway", "scheduler/internal/fleet", "protocol/admin", "protocol/buffers", "protocol/kvscout/scheduler/v1", "protocol/telemetry", "scheduler/internal/observe", "scheduler/internal/page", "scheduler/internal/rest", "scheduler/internal/rpc"},
 	"scheduler":                       {"protocol/kube", "scheduler/internal/cluster", "scheduler/internal/extproc", "scheduler/internal/gateway", "scheduler/internal/books", "scheduler/internal/bus", "scheduler/internal/certs", "scheduler/internal/admission", "scheduler/internal/fleet", "scheduler/internal/index", "scheduler/internal/pick", "scheduler/internal/policy", "scheduler/internal/profile", "scheduler/internal/intake", "scheduler/internal/ingest", "scheduler/internal/membership", "scheduler/internal/observe", "scheduler/internal/outbox", "scheduler/internal/predict", "scheduler/internal/replica", "scheduler/internal/rest", "scheduler/internal/rpc", "scheduler/internal/serve", "protocol/kvscout/scheduler/v1", "protocol/telemetry", "protocol/settings", "protocol/logging", "protocol/tlsclient"},
 	"scheduler/cmd/kvscout-scheduler": {"scheduler", "protocol/settings"},
-	"scheduler/internal/cli":          {"protocol/kvscout/scheduler/v1", "protocol/bus", "protocol/settings", "protocol/tlsclient"},
+	"scheduler/internal/cli":          {"protocol/kvscout/scheduler/v1", "scheduler/internal/chronicle", "protocol/bus", "protocol/settings", "protocol/tlsclient"},
 	"scheduler/cmd/kvscout":           {"scheduler/internal/cli"},
 	"scheduler/internal/sim":          {"protocol/blockkey", "scheduler/internal/index", "scheduler/internal/fleet", "scheduler/internal/learn", "scheduler/internal/policy", "scheduler/internal/pick", "scheduler/internal/profile", "scheduler/internal/admission", "scheduler/internal/sim/arrival"},
 	"scheduler/internal/sim/report":   {"scheduler/internal/policy", "scheduler/internal/sim"},
@@ -125,7 +126,7 @@ var edges = map[string][]string{
 // file of a pure package that may is its shell: it waits for the core, or feeds it.
 var (
 	shells    = []string{"../scheduler/internal/admission/wait.go", "../scheduler/internal/profile/file.go", "../scheduler/internal/extproc/extproc.go"}
-	pure      = []string{"protocol/blockkey", "agent/internal/blockhash", "agent/internal/mirror", "agent/internal/reconcile", "agent/internal/inject", "agent/internal/manifest", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/books", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/predict", "scheduler/internal/estimate", "scheduler/internal/outbox", "scheduler/internal/pick", "scheduler/internal/admission", "protocol/completion", "scheduler/internal/edge", "scheduler/internal/extproc", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"}
+	pure      = []string{"protocol/blockkey", "agent/internal/blockhash", "agent/internal/mirror", "agent/internal/reconcile", "agent/internal/inject", "agent/internal/manifest", "scheduler/internal/index", "scheduler/internal/approx", "scheduler/internal/books", "scheduler/internal/policy", "scheduler/internal/learn", "scheduler/internal/profile", "scheduler/internal/predict", "scheduler/internal/estimate", "scheduler/internal/outbox", "scheduler/internal/pick", "scheduler/internal/admission", "protocol/completion", "scheduler/internal/chronicle", "scheduler/internal/edge", "scheduler/internal/extproc", "scheduler/internal/sim", "scheduler/internal/sim/arrival", "scheduler/internal/sim/report", "scheduler/internal/sim/sizing", "scheduler/internal/sim/fit"}
 	unclean   = []string{"context", "log", "log/slog", "net", "net/http", "os"}
 	clockwork = []string{"time.Now(", "time.Since(", "time.Sleep(", "time.After(", "time.NewTimer(", "time.NewTicker("}
 )

@@ -47,7 +47,7 @@ func TestPeopleAreShownThePageAndWhatItAsks(t *testing.T) {
 			t.Errorf("POST %s: %d", path, code)
 		}
 	}
-	for _, path := range []string{"/healthz", "/metrics", "/config", "/v1/members"} {
+	for _, path := range []string{"/healthz", "/metrics", "/config", "/v1/members", "/v1/decisions", "/v1/changes?max_changes=3", "/v1/history"} {
 		if code, _ := get(t, s, path); code != http.StatusOK {
 			t.Errorf("%s: %d", path, code)
 		}
@@ -94,13 +94,16 @@ func TestPeopleAreToldNoMoreThanCallers(t *testing.T) {
 	pair := ca.Issue(t, time.Now().Add(time.Hour))
 	for _, operators := range []string{"", "somebody"} {
 		s, _ := start(t, Config{GRPCTLS: TLS{Cert: pair.Cert, Key: pair.Key, CA: ca.CA}, Operators: operators})
-		for _, path := range []string{"/", "/v1/members"} {
+		for _, path := range []string{"/", "/v1/members", "/v1/changes", "/v1/history", "/v1/books"} {
 			if code, text := get(t, s, path); code != http.StatusOK {
 				t.Errorf("operators %q, %s: %d %s", operators, path, code, text)
 			}
 		}
 		if code, text := get(t, s, "/v1/decision?request_id=none"); code != http.StatusForbidden || !strings.Contains(text, "NOT_AN_OPERATOR") {
 			t.Errorf("operators %q, decision: %d %s", operators, code, text)
+		}
+		if code, text := get(t, s, "/v1/decisions"); code != http.StatusForbidden || !strings.Contains(text, "NOT_AN_OPERATOR") {
+			t.Errorf("operators %q, decisions: %d %s", operators, code, text)
 		}
 		if code, text := post(t, s, "/v1/explain", question); code != http.StatusForbidden || !strings.Contains(text, "NOT_AN_OPERATOR") {
 			t.Errorf("operators %q, explain: %d %s", operators, code, text)

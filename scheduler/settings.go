@@ -146,8 +146,22 @@ func (s *Scheduler) Reload(cfg Config) error {
 	s.live.Store(&cfg)
 	if changed := settings.Changes(last.Settings(), cfg.Settings()); len(changed) > 0 {
 		s.cfg.Log.Info("settings changed", changed...)
+		s.noteChanges(last.Settings(), cfg.Settings())
 	}
 	return nil
+}
+
+// noteChanges shows people what is set otherwise.
+func (s *Scheduler) noteChanges(was, is []settings.Setting) {
+	old := make(map[string]string, len(was))
+	for _, x := range was {
+		old[x.Name] = x.Value
+	}
+	for _, x := range is {
+		if old[x.Name] != x.Value {
+			s.rpc.Changed("-"+x.Name, old[x.Name], x.Value)
+		}
+	}
 }
 
 // size is a number of bytes with an optional unit.

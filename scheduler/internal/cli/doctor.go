@@ -14,6 +14,7 @@ import (
 	"github.com/kvscout/kvscout/protocol/bus"
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/settings"
+	"github.com/kvscout/kvscout/scheduler/internal/chronicle"
 )
 
 const (
@@ -177,7 +178,7 @@ func (d *examination) certificate(ctx context.Context) {
 	}
 	until := state.PeerCertificates[0].NotAfter
 	if left := time.Until(until); left < expiresSoon {
-		d.find(look, "certificate", fmt.Sprintf("that of the scheduler expires in %s", age(float64(left.Milliseconds()))), "renew it; the files of -grpc-tls-cert and -grpc-tls-key are read again for every connection")
+		d.find(look, "certificate", fmt.Sprintf("that of the scheduler expires in %s", chronicle.Age(float64(left.Milliseconds()))), "renew it; the files of -grpc-tls-cert and -grpc-tls-key are read again for every connection")
 	}
 }
 
@@ -195,7 +196,7 @@ func (d *examination) clock(of string, shown, before, after time.Time, step time
 	if off.Abs() <= maxSkew {
 		return
 	}
-	d.find(mend, "clock", fmt.Sprintf("that of %s is at least %s %s that of this machine", of, age(float64(off.Abs().Milliseconds())), map[bool]string{true: "ahead of", false: "behind"}[off > 0]),
+	d.find(mend, "clock", fmt.Sprintf("that of %s is at least %s %s that of this machine", of, chronicle.Age(float64(off.Abs().Milliseconds())), map[bool]string{true: "ahead of", false: "behind"}[off > 0]),
 		"have both set by NTP: certificates, and the age of events, are judged by clocks")
 }
 
@@ -259,7 +260,7 @@ func (d *examination) examineMember(m *api.MemberState) bool {
 	switch m.GetIneligible() {
 	case api.Ineligible_INELIGIBLE_UNSPECIFIED:
 	case api.Ineligible_INELIGIBLE_SILENT:
-		d.find(mend, about, "its agent has sent nothing for "+age(m.GetCacheState().GetAgeMs()), "see whether the agent runs and reaches NATS; else the member is forgotten after the scheduler's -grace")
+		d.find(mend, about, "its agent has sent nothing for "+chronicle.Age(m.GetCacheState().GetAgeMs()), "see whether the agent runs and reaches NATS; else the member is forgotten after the scheduler's -grace")
 		return false // the rest follows from it
 	case api.Ineligible_INELIGIBLE_UNREACHABLE:
 		d.find(mend, about, "its agent does not reach the engine", "see whether the engine runs, and the agent's -engine")
@@ -267,11 +268,11 @@ func (d *examination) examineMember(m *api.MemberState) bool {
 	case api.Ineligible_INELIGIBLE_SLEEPING:
 		d.find(look, about, "the engine sleeps", "POST /wake_up to the engine if it should not")
 	case api.Ineligible_INELIGIBLE_CORDONED, api.Ineligible_INELIGIBLE_EVICTED, api.Ineligible_INELIGIBLE_DELETING:
-		d.find(look, about, reason(m), "nothing if that is meant: it is picked only where no other can be")
+		d.find(look, about, chronicle.Reason(m), "nothing if that is meant: it is picked only where no other can be")
 	case api.Ineligible_INELIGIBLE_NOT_READY, api.Ineligible_INELIGIBLE_ENDED:
-		d.find(mend, about, reason(m), "kubectl describe pod "+m.GetMember().GetPod()+": its conditions and events say why")
+		d.find(mend, about, chronicle.Reason(m), "kubectl describe pod "+m.GetMember().GetPod()+": its conditions and events say why")
 	default:
-		d.find(mend, about, reason(m), "see the engine's log")
+		d.find(mend, about, chronicle.Reason(m), "see the engine's log")
 	}
 	why := m.GetCacheState().GetExplanation()
 	switch trust := m.GetCacheState().GetTrust(); trust {
@@ -281,7 +282,7 @@ func (d *examination) examineMember(m *api.MemberState) bool {
 	case api.Trust_TRUST_APPROXIMATE:
 		d.find(look, about, "APPROXIMATE: "+why, cure(why))
 	default:
-		d.find(mend, about, trustName(trust)+": "+why, cure(why))
+		d.find(mend, about, chronicle.Trust(trust)+": "+why, cure(why))
 	}
 	if w := m.GetWarning(); w != "" {
 		d.find(mend, about, w, "correct the agent's -address")

@@ -49,7 +49,7 @@ func (s *session) explained(ctx context.Context, err error) error {
 		return fmt.Errorf("%s; the scheduler's -allowed-policies says which are", message)
 	case "UNKNOWN_REQUEST":
 		return fmt.Errorf("%s: decisions of Pick with a request_id are remembered for ten minutes, by the scheduler that made them", message)
-	case "NO_MEMBERS", "MODEL_GONE", "NO_CANDIDATE":
+	case "NO_MEMBERS", "MODEL_GONE", "NO_CANDIDATE", "STARTING":
 		return fmt.Errorf("%s; kvscout doctor says what to look at", message)
 	default:
 		return errors.New(message)

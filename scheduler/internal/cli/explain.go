@@ -13,6 +13,7 @@ import (
 
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/settings"
+	"github.com/kvscout/kvscout/scheduler/internal/chronicle"
 )
 
 // maxPrompt is the longest body that schedulers take.
@@ -209,7 +210,7 @@ func (s *session) decision(ctx context.Context, id, tenant string) error {
 	case s.output == "json":
 		return s.json(found)
 	}
-	fmt.Fprintf(s.Out, "decision %s, %s ago:\n\n", clean(found.GetDecision().GetDecisionId()), age(found.GetAgeMs()))
+	fmt.Fprintf(s.Out, "decision %s, %s ago:\n\n", clean(found.GetDecision().GetDecisionId()), chronicle.Age(found.GetAgeMs()))
 	return s.ranking(found.GetDecision().GetRanking())
 }
 
@@ -262,7 +263,7 @@ func (s *session) ranking(r *api.Ranking) error {
 	}
 	for i, c := range r.GetCandidates() {
 		if why := c.GetCacheState().GetExplanation(); why != "" {
-			s.write("%d is %s: %s", i+1, trustName(c.GetCacheState().GetTrust()), clean(why))
+			s.write("%d is %s: %s", i+1, chronicle.Trust(c.GetCacheState().GetTrust()), clean(why))
 		}
 		if p := c.GetPull(); p != nil {
 			s.write("%d would pull %d tokens from %s in %s ms instead of computing them in %s ms", i+1, p.GetTokens(), clean(p.GetFrom().GetId()),

@@ -11,6 +11,7 @@ import (
 
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/settings"
+	"github.com/kvscout/kvscout/scheduler/internal/chronicle"
 )
 
 var members = command{
@@ -98,13 +99,13 @@ func memberTable(fleet *api.ListMembersResponse, ago time.Duration) *table {
 	}}
 	told := false
 	for _, m := range fleet.GetMembers() {
-		why := reason(m)
+		why := chronicle.Reason(m)
 		told = told || why != ""
 		t.rows = append(t.rows, []cell{
 			text(m.GetMember().GetId()), text(strings.Join(m.GetModels(), ",")), text(fleet.GetScheduler().GetPool()),
 			text(m.GetEngineVersion()), text(m.GetAgentRelease()), trustCell(m.GetCacheState().GetTrust()),
 			text(gauge(m.RunningRequests)), text(gauge(m.WaitingRequests)), usage(m.KvUsage),
-			text(fmt.Sprint(m.GetReservedTokens())), text(age(m.GetCacheState().GetAgeMs() + float64(ago.Milliseconds()))),
+			text(fmt.Sprint(m.GetReservedTokens())), text(chronicle.Age(m.GetCacheState().GetAgeMs() + float64(ago.Milliseconds()))),
 			text(m.GetMember().GetAddress()), {why, yellow},
 		})
 	}
@@ -113,42 +114,6 @@ func memberTable(fleet *api.ListMembersResponse, ago time.Duration) *table {
 	}
 	return t
 }
-
-// reason why a member is not believed, or not picked, like the others.
-func reason(m *api.MemberState) string {
-	var list []string
-	switch m.GetIneligible() {
-	case api.Ineligible_INELIGIBLE_UNSPECIFIED:
-	case api.Ineligible_INELIGIBLE_SLEEPING:
-		list = append(list, "the engine sleeps")
-	case api.Ineligible_INELIGIBLE_SILENT:
-		list = append(list, "its agent is silent")
-	case api.Ineligible_INELIGIBLE_UNREACHABLE:
-		list = append(list, "its agent does not reach the engine")
-	case api.Ineligible_INELIGIBLE_FAILING:
-		list = append(list, "left out for "+age(m.GetFailingForMs())+": callers reported failures")
-	case api.Ineligible_INELIGIBLE_CORDONED:
-		list = append(list, "its node is cordoned")
-	case api.Ineligible_INELIGIBLE_NOT_READY:
-		list = append(list, "its pod is not ready")
-	case api.Ineligible_INELIGIBLE_EVICTED:
-		list = append(list, "its pod is being evicted")
-	case api.Ineligible_INELIGIBLE_DELETING:
-		list = append(list, "its pod is being deleted")
-	case api.Ineligible_INELIGIBLE_ENDED:
-		list = append(list, "its pod has ended")
-	default:
-		list = append(list, strings.ToLower(strings.TrimPrefix(m.GetIneligible().String(), "INELIGIBLE_")))
-	}
-	for _, text := range []string{m.GetCacheState().GetExplanation(), m.GetWarning()} {
-		if text != "" {
-			list = append(list, text)
-		}
-	}
-	return strings.Join(list, "; ")
-}
-
-func trustName(t api.Trust) string { return strings.TrimPrefix(t.String(), "TRUST_") }
 
 func trustCell(t api.Trust) cell {
 	c := red
@@ -160,7 +125,7 @@ func trustCell(t api.Trust) cell {
 	case api.Trust_TRUST_SYNCING:
 		c = yellow
 	}
-	return cell{trustName(t), c}
+	return cell{chronicle.Trust(t), c}
 }
 
 // gauge is a number that may be unknown.
@@ -182,17 +147,3 @@ func usage(part *float64) cell {
 }
 
 func percent(part float64) string { return fmt.Sprintf("%.0f%%", 100*part) }
-
-// age is a time in ms as people read it.
-func age(ms float64) string {
-	switch s := ms / 1000; {
-	case s < 10:
-		return fmt.Sprintf("%.1fs", s)
-	case s < 120:
-		return fmt.Sprintf("%.0fs", s)
-	case s < 7200:
-		return fmt.Sprintf("%.0fm", s/60)
-	default:
-		return fmt.Sprintf("%.0fh", s/3600)
-	}
-}

@@ -8,6 +8,7 @@ import (
 
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/settings"
+	"github.com/kvscout/kvscout/scheduler/internal/chronicle"
 )
 
 // mostPrefixes that a scheduler follows.
@@ -67,7 +68,7 @@ func prefixTable(found *api.ListPrefixesResponse) *table {
 		}
 		t.rows = append(t.rows, []cell{
 			text(fmt.Sprintf("%016x", p.GetKey())), text(p.GetModel()), text(fmt.Sprint(p.GetTokens())), text(fmt.Sprint(p.GetHits())),
-			text(fmt.Sprint(p.GetParted())), text(fmt.Sprint(uint64(p.GetTokens()) * uint64(p.GetHits()))), text(age(p.GetUsedAgeMs())), holders, text(holderNames(p)),
+			text(fmt.Sprint(p.GetParted())), text(fmt.Sprint(uint64(p.GetTokens()) * uint64(p.GetHits()))), text(chronicle.Age(p.GetUsedAgeMs())), holders, text(holderNames(p)),
 		})
 	}
 	return t

@@ -13,6 +13,7 @@ import (
 
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/protocol/settings"
+	"github.com/kvscout/kvscout/scheduler/internal/chronicle"
 )
 
 // What top says to a terminal: a screen of its own without a cursor, which is
@@ -114,13 +115,13 @@ func (p *page) draw(now time.Time, width, height int, colours bool) []byte {
 	trust := make([]string, 0, 5)
 	for _, t := range []api.Trust{api.Trust_TRUST_EXACT, api.Trust_TRUST_APPROXIMATE, api.Trust_TRUST_SYNCING, api.Trust_TRUST_UNKNOWN} {
 		if counts[t] > 0 {
-			trust = append(trust, fmt.Sprintf("%d %s", counts[t], trustName(t)))
+			trust = append(trust, fmt.Sprintf("%d %s", counts[t], chronicle.Trust(t)))
 		}
 	}
 	about := p.fleet.GetScheduler()
 	state, shade := about.GetReadiness(), plain
 	if p.lost != "" {
-		state, shade = "no answer for "+age(float64(now.Sub(p.at).Milliseconds()))+": "+p.lost, red
+		state, shade = "no answer for "+chronicle.Age(float64(now.Sub(p.at).Milliseconds()))+": "+p.lost, red
 	}
 	lines := []string{
 		cut(clean(fmt.Sprintf("%s  %s %s, pool %s: %s", now.Format("15:04:05"), about.GetName(), about.GetRelease(), about.GetPool(), state)), width, false),

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
+	"github.com/kvscout/kvscout/scheduler/internal/chronicle"
 )
 
 // again is the time between two attempts to reach a scheduler that went away.
@@ -125,71 +126,10 @@ func (c *change) line(colours bool) string {
 	return text
 }
 
-// changes from one answer to the next, in the order of members; of the first
-// answer, who is there.
+// changes from one answer to the next; of the first answer, who is there.
 func changes(last, now *api.ListMembersResponse) (list []change) {
-	before := make(map[string]*api.MemberState)
-	for _, m := range last.GetMembers() {
-		before[m.GetMember().GetId()] = m
-	}
-	for _, m := range now.GetMembers() {
-		id := m.GetMember().GetId()
-		was := before[id]
-		delete(before, id)
-		if was == nil {
-			what := "joined"
-			if last == nil {
-				what = "there"
-			}
-			list = append(list, change{Member: id, What: what, To: trustName(m.GetCacheState().GetTrust()), Why: reason(m)})
-			continue
-		}
-		list = append(list, different(id, was, m)...)
-	}
-	for _, m := range last.GetMembers() {
-		if id := m.GetMember().GetId(); before[id] != nil {
-			list = append(list, change{Member: id, What: "left"})
-		}
-	}
-	if was, is := last.GetScheduler().GetReadiness(), now.GetScheduler().GetReadiness(); was != is {
-		list = append(list, change{What: "scheduler", From: was, To: is})
+	for _, c := range chronicle.Between(last, now) {
+		list = append(list, change{Member: c.GetMemberId(), What: c.GetWhat(), From: c.GetFrom(), To: c.GetTo(), Why: c.GetWhy()})
 	}
 	return list
-}
-
-// different is what changed of one member.
-func different(id string, was, is *api.MemberState) (list []change) {
-	add := func(what, from, to, why string) {
-		if from != to {
-			list = append(list, change{Member: id, What: what, From: from, To: to, Why: why})
-		}
-	}
-	if a, b := was.GetCacheState().GetEpoch(), is.GetCacheState().GetEpoch(); a != b && a != 0 && b != 0 {
-		add("incarnation", since(a), since(b), "another process of the engine, or its cache was dropped")
-	}
-	trust := len(list)
-	add("trust", trustName(was.GetCacheState().GetTrust()), trustName(is.GetCacheState().GetTrust()), is.GetCacheState().GetExplanation())
-	if trust == len(list) {
-		add("reason", was.GetCacheState().GetExplanation(), is.GetCacheState().GetExplanation(), "")
-	}
-	add("eligible", ineligible(was), ineligible(is), "")
-	add("warning", was.GetWarning(), is.GetWarning(), "")
-	add("address", was.GetMember().GetAddress(), is.GetMember().GetAddress(), "")
-	add("models", strings.Join(was.GetModels(), ","), strings.Join(is.GetModels(), ","), "")
-	add("adapters", strings.Join(was.GetAdapters(), ","), strings.Join(is.GetAdapters(), ","), "")
-	add("engine", was.GetEngineVersion(), is.GetEngineVersion(), "")
-	add("agent", was.GetAgentRelease(), is.GetAgentRelease(), "")
-	return list
-}
-
-func ineligible(m *api.MemberState) string {
-	if m.GetIneligible() == api.Ineligible_INELIGIBLE_UNSPECIFIED {
-		return "yes"
-	}
-	return strings.ToLower(strings.TrimPrefix(m.GetIneligible().String(), "INELIGIBLE_"))
-}
-
-// since is when an incarnation began.
-func since(epoch uint64) string {
-	return time.Unix(0, int64(epoch)).Format("15:04:05.000")
 }

@@ -396,7 +396,7 @@ func TestOpenAPIDocument(t *testing.T) {
 	if err := json.Unmarshal(document, &doc); err != nil {
 		t.Fatal(err)
 	}
-	if doc.Swagger != "2.0" || len(doc.Paths) != 9 {
+	if doc.Swagger != "2.0" || len(doc.Paths) != 12 {
 		t.Errorf("%s, %d paths", doc.Swagger, len(doc.Paths))
 	}
 	p.pick = func(context.Context, *api.PickRequest) (*api.PickResponse, error) { return &api.PickResponse{}, nil }

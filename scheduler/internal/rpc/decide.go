@@ -42,6 +42,7 @@ func (s *Service) pick(ctx context.Context, req *api.PickRequest) (*api.PickResp
 	if err != nil {
 		return nil, err
 	}
+	s.keep(req.GetRequest(), d, ranking, time.Now())
 	return &api.PickResponse{DecisionId: d.ID, Ranking: ranking, ExpiresInMs: s.expiry(d.ID)}, nil
 }
 
@@ -136,13 +137,21 @@ func (s *Service) Explain(ctx context.Context, in *api.ExplainRequest) (*api.Exp
 		return resp, nil
 	}
 	resp.ShadowRanking = s.rankingOf(shadow, now)
-	c := &d.Shadow
-	resp.Counterfactual = &api.Counterfactual{
+	resp.Counterfactual = counterfactual(&d.Shadow)
+	return resp, nil
+}
+
+// counterfactual is nil where no other policy was asked.
+func counterfactual(c *pick.Counterfactual) *api.Counterfactual {
+	if c.Policy == "" {
+		return nil
+	}
+	to := &api.Counterfactual{
 		Policy: c.Policy, Member: &api.Member{}, Same: c.Same,
 		FirstTokenMs: c.FirstTokenMS, TotalMs: c.TotalMS, CachedTokens: int32(c.CachedTokens),
 	}
-	setMember(resp.Counterfactual.Member, c.Member)
-	return resp, nil
+	setMember(to.Member, c.Member)
+	return to
 }
 
 // FindDecision gives what was answered to the request of a name.

@@ -68,6 +68,7 @@ func (s *Service) report(r *api.Report, now time.Time) (api.ReportStatus, string
 	if s.cfg.Reported != nil {
 		s.cfg.Reported(r.GetOutcome())
 	}
+	s.lately.Reported(r)
 	if !known {
 		return api.ReportStatus_REPORT_STATUS_UNKNOWN_DECISION, "there is no such decision, or no longer"
 	}

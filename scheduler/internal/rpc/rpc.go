@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	api "github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1"
 	"github.com/kvscout/kvscout/scheduler/internal/admission"
 	"github.com/kvscout/kvscout/scheduler/internal/books"
+	"github.com/kvscout/kvscout/scheduler/internal/chronicle"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/intake"
 	"github.com/kvscout/kvscout/scheduler/internal/pick"
@@ -83,6 +85,7 @@ type Service struct {
 	patience atomic.Int64 // CallTimeout
 	repeats  *repeats     // of Pick
 	placed   *repeats     // of Place
+	lately   *chronicle.Chronicle
 	watchers atomic.Int64
 	streams  atomic.Int64
 	calls    atomic.Int64
@@ -92,14 +95,17 @@ type Service struct {
 
 // New returns a Service.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, closed: make(chan struct{}), repeats: newRepeats(), placed: newRepeats(), waits: admission.NewWaits(cfg.Admission, cfg.Fleet, cfg.Picker)}
+	s := &Service{cfg: cfg, closed: make(chan struct{}), repeats: newRepeats(), placed: newRepeats(), lately: chronicle.New(), waits: admission.NewWaits(cfg.Admission, cfg.Fleet, cfg.Picker)}
 	s.SetCallTimeout(cfg.CallTimeout)
 	return s
 }
 
-// Run serves those who wait for room, until ctx is done.
+// Run serves those who wait for room, and follows the members, until ctx is done.
 func (s *Service) Run(ctx context.Context) error {
+	var group sync.WaitGroup
+	group.Go(func() { s.follow(ctx) })
 	s.waits.Run(ctx)
+	group.Wait()
 	return nil
 }
 

@@ -22,7 +22,7 @@ const notHere = "this is for whoever may use the API, and at the admin address n
 
 // people serves the admin address: the page, what of the API it reads, and what
 // others made for people. Everybody there may watch the members, whom /v1/members
-// lists; what besides is for operators alone is answered where Operators says so.
+// lists, and what became of them; what besides is for operators alone is answered where Operators says so.
 func (s *Server) people() (http.Handler, error) {
 	services := &rest.Local{Unary: s.cfg.unary(), Streams: s.cfg.streams(), Stats: s.cfg.stats()}
 	s.register(services)
@@ -39,7 +39,10 @@ func (s *Server) people() (http.Handler, error) {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /v1/members:watch", patient(questions))
+	mux.Handle("GET /v1/changes", questions)
+	mux.Handle("GET /v1/history", questions)
 	mux.Handle("GET /v1/decision", operators)
+	mux.Handle("GET /v1/decisions", operators)
 	mux.Handle("POST /v1/explain", operators)
 	shown := page.Handler()
 	mux.Handle("/page/", shown)

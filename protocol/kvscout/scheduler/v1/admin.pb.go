@@ -1862,6 +1862,616 @@ func (x *Speed) GetPrefillBusy() float64 {
 	return 0
 }
 
+type ListDecisionsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// model as requests name it; empty: all.
+	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	// member_id restricts the answer to decisions for that member; empty: all.
+	MemberId string `protobuf:"bytes,2,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
+	// max_decisions of the answer; 0: 50.
+	MaxDecisions  uint32 `protobuf:"varint,3,opt,name=max_decisions,json=maxDecisions,proto3" json:"max_decisions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDecisionsRequest) Reset() {
+	*x = ListDecisionsRequest{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDecisionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDecisionsRequest) ProtoMessage() {}
+
+func (x *ListDecisionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDecisionsRequest.ProtoReflect.Descriptor instead.
+func (*ListDecisionsRequest) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ListDecisionsRequest) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *ListDecisionsRequest) GetMemberId() string {
+	if x != nil {
+		return x.MemberId
+	}
+	return ""
+}
+
+func (x *ListDecisionsRequest) GetMaxDecisions() uint32 {
+	if x != nil {
+		return x.MaxDecisions
+	}
+	return 0
+}
+
+type ListDecisionsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// decisions, the newest first. 256 are kept, of each second at most 20.
+	Decisions     []*RecentDecision `protobuf:"bytes,1,rep,name=decisions,proto3" json:"decisions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDecisionsResponse) Reset() {
+	*x = ListDecisionsResponse{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDecisionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDecisionsResponse) ProtoMessage() {}
+
+func (x *ListDecisionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDecisionsResponse.ProtoReflect.Descriptor instead.
+func (*ListDecisionsResponse) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ListDecisionsResponse) GetDecisions() []*RecentDecision {
+	if x != nil {
+		return x.Decisions
+	}
+	return nil
+}
+
+// RecentDecision is one that Pick made.
+type RecentDecision struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	DecisionId string                 `protobuf:"bytes,1,opt,name=decision_id,json=decisionId,proto3" json:"decision_id,omitempty"`
+	// request_id and tenant as the caller gave them.
+	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Tenant    string `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// model as the request named it.
+	Model string `protobuf:"bytes,4,opt,name=model,proto3" json:"model,omitempty"`
+	// time_ms of the decision by the scheduler's clock, Unix time.
+	TimeMs float64 `protobuf:"fixed64,5,opt,name=time_ms,json=timeMs,proto3" json:"time_ms,omitempty"`
+	// ranking as it was answered, with at most 16 candidates.
+	Ranking *Ranking `protobuf:"bytes,6,opt,name=ranking,proto3" json:"ranking,omitempty"`
+	// counterfactual is what the shadow policy would have done; absent: there is
+	// none.
+	Counterfactual *Counterfactual `protobuf:"bytes,7,opt,name=counterfactual,proto3" json:"counterfactual,omitempty"`
+	// report is what the caller told of it so far; absent: nothing.
+	Report        *Report `protobuf:"bytes,8,opt,name=report,proto3" json:"report,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecentDecision) Reset() {
+	*x = RecentDecision{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecentDecision) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecentDecision) ProtoMessage() {}
+
+func (x *RecentDecision) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecentDecision.ProtoReflect.Descriptor instead.
+func (*RecentDecision) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *RecentDecision) GetDecisionId() string {
+	if x != nil {
+		return x.DecisionId
+	}
+	return ""
+}
+
+func (x *RecentDecision) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *RecentDecision) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *RecentDecision) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *RecentDecision) GetTimeMs() float64 {
+	if x != nil {
+		return x.TimeMs
+	}
+	return 0
+}
+
+func (x *RecentDecision) GetRanking() *Ranking {
+	if x != nil {
+		return x.Ranking
+	}
+	return nil
+}
+
+func (x *RecentDecision) GetCounterfactual() *Counterfactual {
+	if x != nil {
+		return x.Counterfactual
+	}
+	return nil
+}
+
+func (x *RecentDecision) GetReport() *Report {
+	if x != nil {
+		return x.Report
+	}
+	return nil
+}
+
+type ListChangesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// max_changes of the answer; 0: 500.
+	MaxChanges    uint32 `protobuf:"varint,1,opt,name=max_changes,json=maxChanges,proto3" json:"max_changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListChangesRequest) Reset() {
+	*x = ListChangesRequest{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListChangesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListChangesRequest) ProtoMessage() {}
+
+func (x *ListChangesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListChangesRequest.ProtoReflect.Descriptor instead.
+func (*ListChangesRequest) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ListChangesRequest) GetMaxChanges() uint32 {
+	if x != nil {
+		return x.MaxChanges
+	}
+	return 0
+}
+
+type ListChangesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// changes, the newest first. 4,096 are kept.
+	Changes       []*Change `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListChangesResponse) Reset() {
+	*x = ListChangesResponse{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListChangesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListChangesResponse) ProtoMessage() {}
+
+func (x *ListChangesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListChangesResponse.ProtoReflect.Descriptor instead.
+func (*ListChangesResponse) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ListChangesResponse) GetChanges() []*Change {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+// Change is one thing that is otherwise than before.
+type Change struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// time_ms when it was seen by the scheduler's clock, Unix time. Members are
+	// compared every 200 ms, larger fleets up to ten times less often: what changed
+	// and changed back in between is not seen.
+	TimeMs float64 `protobuf:"fixed64,1,opt,name=time_ms,json=timeMs,proto3" json:"time_ms,omitempty"`
+	// member_id; empty: the scheduler's own.
+	MemberId string `protobuf:"bytes,2,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
+	// what changed: joined, left, incarnation, trust, reason, eligible, warning,
+	// address, models, adapters, engine, agent; of the scheduler: scheduler, that is
+	// its readiness, or the name of a setting.
+	What string `protobuf:"bytes,3,opt,name=what,proto3" json:"what,omitempty"`
+	From string `protobuf:"bytes,4,opt,name=from,proto3" json:"from,omitempty"`
+	To   string `protobuf:"bytes,5,opt,name=to,proto3" json:"to,omitempty"`
+	// why, in a few words, where that is known.
+	Why           string `protobuf:"bytes,6,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Change) Reset() {
+	*x = Change{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Change) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Change) ProtoMessage() {}
+
+func (x *Change) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Change.ProtoReflect.Descriptor instead.
+func (*Change) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *Change) GetTimeMs() float64 {
+	if x != nil {
+		return x.TimeMs
+	}
+	return 0
+}
+
+func (x *Change) GetMemberId() string {
+	if x != nil {
+		return x.MemberId
+	}
+	return ""
+}
+
+func (x *Change) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *Change) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *Change) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *Change) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+type GetHistoryRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetHistoryRequest) Reset() {
+	*x = GetHistoryRequest{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetHistoryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetHistoryRequest) ProtoMessage() {}
+
+func (x *GetHistoryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetHistoryRequest.ProtoReflect.Descriptor instead.
+func (*GetHistoryRequest) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{27}
+}
+
+type GetHistoryResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// points, the oldest first, 10 s apart, of the last hour.
+	Points        []*HistoryPoint `protobuf:"bytes,1,rep,name=points,proto3" json:"points,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetHistoryResponse) Reset() {
+	*x = GetHistoryResponse{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetHistoryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetHistoryResponse) ProtoMessage() {}
+
+func (x *GetHistoryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetHistoryResponse.ProtoReflect.Descriptor instead.
+func (*GetHistoryResponse) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *GetHistoryResponse) GetPoints() []*HistoryPoint {
+	if x != nil {
+		return x.Points
+	}
+	return nil
+}
+
+// HistoryPoint is what was counted since the start, or is, at one time.
+type HistoryPoint struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// time_ms by the scheduler's clock, Unix time.
+	TimeMs    float64 `protobuf:"fixed64,1,opt,name=time_ms,json=timeMs,proto3" json:"time_ms,omitempty"`
+	Decisions uint64  `protobuf:"varint,2,opt,name=decisions,proto3" json:"decisions,omitempty"`
+	// reported requests' prompt tokens, those that were predicted to be cached, and
+	// those that engines found.
+	ReportedPromptTokens  uint64 `protobuf:"varint,3,opt,name=reported_prompt_tokens,json=reportedPromptTokens,proto3" json:"reported_prompt_tokens,omitempty"`
+	PredictedCachedTokens uint64 `protobuf:"varint,4,opt,name=predicted_cached_tokens,json=predictedCachedTokens,proto3" json:"predicted_cached_tokens,omitempty"`
+	ReportedCachedTokens  uint64 `protobuf:"varint,5,opt,name=reported_cached_tokens,json=reportedCachedTokens,proto3" json:"reported_cached_tokens,omitempty"`
+	// running_requests and waiting_requests of all members.
+	RunningRequests uint32 `protobuf:"varint,6,opt,name=running_requests,json=runningRequests,proto3" json:"running_requests,omitempty"`
+	WaitingRequests uint32 `protobuf:"varint,7,opt,name=waiting_requests,json=waitingRequests,proto3" json:"waiting_requests,omitempty"`
+	// members by trust.
+	ExactMembers       uint32 `protobuf:"varint,8,opt,name=exact_members,json=exactMembers,proto3" json:"exact_members,omitempty"`
+	ApproximateMembers uint32 `protobuf:"varint,9,opt,name=approximate_members,json=approximateMembers,proto3" json:"approximate_members,omitempty"`
+	SyncingMembers     uint32 `protobuf:"varint,10,opt,name=syncing_members,json=syncingMembers,proto3" json:"syncing_members,omitempty"`
+	UnknownMembers     uint32 `protobuf:"varint,11,opt,name=unknown_members,json=unknownMembers,proto3" json:"unknown_members,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *HistoryPoint) Reset() {
+	*x = HistoryPoint{}
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HistoryPoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HistoryPoint) ProtoMessage() {}
+
+func (x *HistoryPoint) ProtoReflect() protoreflect.Message {
+	mi := &file_kvscout_scheduler_v1_admin_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HistoryPoint.ProtoReflect.Descriptor instead.
+func (*HistoryPoint) Descriptor() ([]byte, []int) {
+	return file_kvscout_scheduler_v1_admin_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *HistoryPoint) GetTimeMs() float64 {
+	if x != nil {
+		return x.TimeMs
+	}
+	return 0
+}
+
+func (x *HistoryPoint) GetDecisions() uint64 {
+	if x != nil {
+		return x.Decisions
+	}
+	return 0
+}
+
+func (x *HistoryPoint) GetReportedPromptTokens() uint64 {
+	if x != nil {
+		return x.ReportedPromptTokens
+	}
+	return 0
+}
+
+func (x *HistoryPoint) GetPredictedCachedTokens() uint64 {
+	if x != nil {
+		return x.PredictedCachedTokens
+	}
+	return 0
+}
+
+func (x *HistoryPoint) GetReportedCachedTokens() uint64 {
+	if x != nil {
+		return x.ReportedCachedTokens
+	}
+	return 0
+}
+
+func (x *HistoryPoint) GetRunningRequests() uint32 {
+	if x != nil {
+		return x.RunningRequests
+	}
+	return 0
+}
+
+func (x *HistoryPoint) GetWaitingRequests() uint32 {
+	if x != nil {
+		return x.WaitingRequests
+	}
+	return 0
+}
+
+func (x *HistoryPoint) GetExactMembers() uint32 {
+	if x != nil {
+		return x.ExactMembers
+	}
+	return 0
+}
+
+func (x *HistoryPoint) GetApproximateMembers() uint32 {
+	if x != nil {
+		return x.ApproximateMembers
+	}
+	return 0
+}
+
+func (x *HistoryPoint) GetSyncingMembers() uint32 {
+	if x != nil {
+		return x.SyncingMembers
+	}
+	return 0
+}
+
+func (x *HistoryPoint) GetUnknownMembers() uint32 {
+	if x != nil {
+		return x.UnknownMembers
+	}
+	return 0
+}
+
 var File_kvscout_scheduler_v1_admin_proto protoreflect.FileDescriptor
 
 const file_kvscout_scheduler_v1_admin_proto_rawDesc = "" +
@@ -2014,7 +2624,52 @@ const file_kvscout_scheduler_v1_admin_proto_rawDesc = "" +
 	"overheadMs\x12&\n" +
 	"\fprefill_busy\x18\n" +
 	" \x01(\x01H\x00R\vprefillBusy\x88\x01\x01B\x0f\n" +
-	"\r_prefill_busy*\xfe\x01\n" +
+	"\r_prefill_busy\"n\n" +
+	"\x14ListDecisionsRequest\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12\x1b\n" +
+	"\tmember_id\x18\x02 \x01(\tR\bmemberId\x12#\n" +
+	"\rmax_decisions\x18\x03 \x01(\rR\fmaxDecisions\"[\n" +
+	"\x15ListDecisionsResponse\x12B\n" +
+	"\tdecisions\x18\x01 \x03(\v2$.kvscout.scheduler.v1.RecentDecisionR\tdecisions\"\xd4\x02\n" +
+	"\x0eRecentDecision\x12\x1f\n" +
+	"\vdecision_id\x18\x01 \x01(\tR\n" +
+	"decisionId\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\x12\x16\n" +
+	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12\x14\n" +
+	"\x05model\x18\x04 \x01(\tR\x05model\x12\x17\n" +
+	"\atime_ms\x18\x05 \x01(\x01R\x06timeMs\x127\n" +
+	"\aranking\x18\x06 \x01(\v2\x1d.kvscout.scheduler.v1.RankingR\aranking\x12L\n" +
+	"\x0ecounterfactual\x18\a \x01(\v2$.kvscout.scheduler.v1.CounterfactualR\x0ecounterfactual\x124\n" +
+	"\x06report\x18\b \x01(\v2\x1c.kvscout.scheduler.v1.ReportR\x06report\"5\n" +
+	"\x12ListChangesRequest\x12\x1f\n" +
+	"\vmax_changes\x18\x01 \x01(\rR\n" +
+	"maxChanges\"M\n" +
+	"\x13ListChangesResponse\x126\n" +
+	"\achanges\x18\x01 \x03(\v2\x1c.kvscout.scheduler.v1.ChangeR\achanges\"\x88\x01\n" +
+	"\x06Change\x12\x17\n" +
+	"\atime_ms\x18\x01 \x01(\x01R\x06timeMs\x12\x1b\n" +
+	"\tmember_id\x18\x02 \x01(\tR\bmemberId\x12\x12\n" +
+	"\x04what\x18\x03 \x01(\tR\x04what\x12\x12\n" +
+	"\x04from\x18\x04 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x05 \x01(\tR\x02to\x12\x10\n" +
+	"\x03why\x18\x06 \x01(\tR\x03why\"\x13\n" +
+	"\x11GetHistoryRequest\"P\n" +
+	"\x12GetHistoryResponse\x12:\n" +
+	"\x06points\x18\x01 \x03(\v2\".kvscout.scheduler.v1.HistoryPointR\x06points\"\xe7\x03\n" +
+	"\fHistoryPoint\x12\x17\n" +
+	"\atime_ms\x18\x01 \x01(\x01R\x06timeMs\x12\x1c\n" +
+	"\tdecisions\x18\x02 \x01(\x04R\tdecisions\x124\n" +
+	"\x16reported_prompt_tokens\x18\x03 \x01(\x04R\x14reportedPromptTokens\x126\n" +
+	"\x17predicted_cached_tokens\x18\x04 \x01(\x04R\x15predictedCachedTokens\x124\n" +
+	"\x16reported_cached_tokens\x18\x05 \x01(\x04R\x14reportedCachedTokens\x12)\n" +
+	"\x10running_requests\x18\x06 \x01(\rR\x0frunningRequests\x12)\n" +
+	"\x10waiting_requests\x18\a \x01(\rR\x0fwaitingRequests\x12#\n" +
+	"\rexact_members\x18\b \x01(\rR\fexactMembers\x12/\n" +
+	"\x13approximate_members\x18\t \x01(\rR\x12approximateMembers\x12'\n" +
+	"\x0fsyncing_members\x18\n" +
+	" \x01(\rR\x0esyncingMembers\x12'\n" +
+	"\x0funknown_members\x18\v \x01(\rR\x0eunknownMembers*\xfe\x01\n" +
 	"\x04Loss\x12\x14\n" +
 	"\x10LOSS_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vLOSS_UNSEEN\x10\x01\x12\x10\n" +
@@ -2041,14 +2696,18 @@ const file_kvscout_scheduler_v1_admin_proto_rawDesc = "" +
 	"\x14INELIGIBLE_NOT_READY\x10\x06\x12\x16\n" +
 	"\x12INELIGIBLE_EVICTED\x10\a\x12\x17\n" +
 	"\x13INELIGIBLE_DELETING\x10\b\x12\x14\n" +
-	"\x10INELIGIBLE_ENDED\x10\t2\xdd\x05\n" +
+	"\x10INELIGIBLE_ENDED\x10\t2\xcd\b\n" +
 	"\x05Admin\x12n\n" +
 	"\aExplain\x12$.kvscout.scheduler.v1.ExplainRequest\x1a%.kvscout.scheduler.v1.ExplainResponse\"\x16\x82\xd3\xe4\x93\x02\x10:\x01*\"\v/v1/explain\x12w\n" +
 	"\vListMembers\x12(.kvscout.scheduler.v1.ListMembersRequest\x1a).kvscout.scheduler.v1.ListMembersResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\v/v1/members\x12\x82\x01\n" +
 	"\fWatchMembers\x12).kvscout.scheduler.v1.WatchMembersRequest\x1a*.kvscout.scheduler.v1.WatchMembersResponse\"\x19\x82\xd3\xe4\x93\x02\x13\x12\x11/v1/members:watch0\x01\x12{\n" +
 	"\fFindDecision\x12).kvscout.scheduler.v1.FindDecisionRequest\x1a*.kvscout.scheduler.v1.FindDecisionResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\x12\f/v1/decision\x12l\n" +
 	"\bGetBooks\x12%.kvscout.scheduler.v1.GetBooksRequest\x1a&.kvscout.scheduler.v1.GetBooksResponse\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/v1/books\x12{\n" +
-	"\fListPrefixes\x12).kvscout.scheduler.v1.ListPrefixesRequest\x1a*.kvscout.scheduler.v1.ListPrefixesResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\x12\f/v1/prefixesB>Z<github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1;apib\x06proto3"
+	"\fListPrefixes\x12).kvscout.scheduler.v1.ListPrefixesRequest\x1a*.kvscout.scheduler.v1.ListPrefixesResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\x12\f/v1/prefixes\x12\x7f\n" +
+	"\rListDecisions\x12*.kvscout.scheduler.v1.ListDecisionsRequest\x1a+.kvscout.scheduler.v1.ListDecisionsResponse\"\x15\x82\xd3\xe4\x93\x02\x0f\x12\r/v1/decisions\x12w\n" +
+	"\vListChanges\x12(.kvscout.scheduler.v1.ListChangesRequest\x1a).kvscout.scheduler.v1.ListChangesResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\v/v1/changes\x12t\n" +
+	"\n" +
+	"GetHistory\x12'.kvscout.scheduler.v1.GetHistoryRequest\x1a(.kvscout.scheduler.v1.GetHistoryResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\v/v1/historyB>Z<github.com/kvscout/kvscout/protocol/kvscout/scheduler/v1;apib\x06proto3"
 
 var (
 	file_kvscout_scheduler_v1_admin_proto_rawDescOnce sync.Once
@@ -2063,79 +2722,101 @@ func file_kvscout_scheduler_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_kvscout_scheduler_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvscout_scheduler_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_kvscout_scheduler_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_kvscout_scheduler_v1_admin_proto_goTypes = []any{
-	(Loss)(0),                    // 0: kvscout.scheduler.v1.Loss
-	(Ineligible)(0),              // 1: kvscout.scheduler.v1.Ineligible
-	(*ListPrefixesRequest)(nil),  // 2: kvscout.scheduler.v1.ListPrefixesRequest
-	(*ListPrefixesResponse)(nil), // 3: kvscout.scheduler.v1.ListPrefixesResponse
-	(*Prefix)(nil),               // 4: kvscout.scheduler.v1.Prefix
-	(*PrefixHolder)(nil),         // 5: kvscout.scheduler.v1.PrefixHolder
-	(*GetBooksRequest)(nil),      // 6: kvscout.scheduler.v1.GetBooksRequest
-	(*GetBooksResponse)(nil),     // 7: kvscout.scheduler.v1.GetBooksResponse
-	(*HitTokens)(nil),            // 8: kvscout.scheduler.v1.HitTokens
-	(*LostTokens)(nil),           // 9: kvscout.scheduler.v1.LostTokens
-	(*EvictedTokens)(nil),        // 10: kvscout.scheduler.v1.EvictedTokens
-	(*FindDecisionRequest)(nil),  // 11: kvscout.scheduler.v1.FindDecisionRequest
-	(*FindDecisionResponse)(nil), // 12: kvscout.scheduler.v1.FindDecisionResponse
-	(*ExplainRequest)(nil),       // 13: kvscout.scheduler.v1.ExplainRequest
-	(*ExplainResponse)(nil),      // 14: kvscout.scheduler.v1.ExplainResponse
-	(*Counterfactual)(nil),       // 15: kvscout.scheduler.v1.Counterfactual
-	(*ListMembersRequest)(nil),   // 16: kvscout.scheduler.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),  // 17: kvscout.scheduler.v1.ListMembersResponse
-	(*SchedulerState)(nil),       // 18: kvscout.scheduler.v1.SchedulerState
-	(*WatchMembersRequest)(nil),  // 19: kvscout.scheduler.v1.WatchMembersRequest
-	(*WatchMembersResponse)(nil), // 20: kvscout.scheduler.v1.WatchMembersResponse
-	(*MemberState)(nil),          // 21: kvscout.scheduler.v1.MemberState
-	(*Speed)(nil),                // 22: kvscout.scheduler.v1.Speed
-	nil,                          // 23: kvscout.scheduler.v1.MemberState.LabelsEntry
-	(*Member)(nil),               // 24: kvscout.scheduler.v1.Member
-	(*CachedTokens)(nil),         // 25: kvscout.scheduler.v1.CachedTokens
-	(*PickResponse)(nil),         // 26: kvscout.scheduler.v1.PickResponse
-	(*Request)(nil),              // 27: kvscout.scheduler.v1.Request
-	(*Ranking)(nil),              // 28: kvscout.scheduler.v1.Ranking
-	(*CacheState)(nil),           // 29: kvscout.scheduler.v1.CacheState
+	(Loss)(0),                     // 0: kvscout.scheduler.v1.Loss
+	(Ineligible)(0),               // 1: kvscout.scheduler.v1.Ineligible
+	(*ListPrefixesRequest)(nil),   // 2: kvscout.scheduler.v1.ListPrefixesRequest
+	(*ListPrefixesResponse)(nil),  // 3: kvscout.scheduler.v1.ListPrefixesResponse
+	(*Prefix)(nil),                // 4: kvscout.scheduler.v1.Prefix
+	(*PrefixHolder)(nil),          // 5: kvscout.scheduler.v1.PrefixHolder
+	(*GetBooksRequest)(nil),       // 6: kvscout.scheduler.v1.GetBooksRequest
+	(*GetBooksResponse)(nil),      // 7: kvscout.scheduler.v1.GetBooksResponse
+	(*HitTokens)(nil),             // 8: kvscout.scheduler.v1.HitTokens
+	(*LostTokens)(nil),            // 9: kvscout.scheduler.v1.LostTokens
+	(*EvictedTokens)(nil),         // 10: kvscout.scheduler.v1.EvictedTokens
+	(*FindDecisionRequest)(nil),   // 11: kvscout.scheduler.v1.FindDecisionRequest
+	(*FindDecisionResponse)(nil),  // 12: kvscout.scheduler.v1.FindDecisionResponse
+	(*ExplainRequest)(nil),        // 13: kvscout.scheduler.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 14: kvscout.scheduler.v1.ExplainResponse
+	(*Counterfactual)(nil),        // 15: kvscout.scheduler.v1.Counterfactual
+	(*ListMembersRequest)(nil),    // 16: kvscout.scheduler.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),   // 17: kvscout.scheduler.v1.ListMembersResponse
+	(*SchedulerState)(nil),        // 18: kvscout.scheduler.v1.SchedulerState
+	(*WatchMembersRequest)(nil),   // 19: kvscout.scheduler.v1.WatchMembersRequest
+	(*WatchMembersResponse)(nil),  // 20: kvscout.scheduler.v1.WatchMembersResponse
+	(*MemberState)(nil),           // 21: kvscout.scheduler.v1.MemberState
+	(*Speed)(nil),                 // 22: kvscout.scheduler.v1.Speed
+	(*ListDecisionsRequest)(nil),  // 23: kvscout.scheduler.v1.ListDecisionsRequest
+	(*ListDecisionsResponse)(nil), // 24: kvscout.scheduler.v1.ListDecisionsResponse
+	(*RecentDecision)(nil),        // 25: kvscout.scheduler.v1.RecentDecision
+	(*ListChangesRequest)(nil),    // 26: kvscout.scheduler.v1.ListChangesRequest
+	(*ListChangesResponse)(nil),   // 27: kvscout.scheduler.v1.ListChangesResponse
+	(*Change)(nil),                // 28: kvscout.scheduler.v1.Change
+	(*GetHistoryRequest)(nil),     // 29: kvscout.scheduler.v1.GetHistoryRequest
+	(*GetHistoryResponse)(nil),    // 30: kvscout.scheduler.v1.GetHistoryResponse
+	(*HistoryPoint)(nil),          // 31: kvscout.scheduler.v1.HistoryPoint
+	nil,                           // 32: kvscout.scheduler.v1.MemberState.LabelsEntry
+	(*Member)(nil),                // 33: kvscout.scheduler.v1.Member
+	(*CachedTokens)(nil),          // 34: kvscout.scheduler.v1.CachedTokens
+	(*PickResponse)(nil),          // 35: kvscout.scheduler.v1.PickResponse
+	(*Request)(nil),               // 36: kvscout.scheduler.v1.Request
+	(*Ranking)(nil),               // 37: kvscout.scheduler.v1.Ranking
+	(*CacheState)(nil),            // 38: kvscout.scheduler.v1.CacheState
+	(*Report)(nil),                // 39: kvscout.scheduler.v1.Report
 }
 var file_kvscout_scheduler_v1_admin_proto_depIdxs = []int32{
 	4,  // 0: kvscout.scheduler.v1.ListPrefixesResponse.prefixes:type_name -> kvscout.scheduler.v1.Prefix
 	5,  // 1: kvscout.scheduler.v1.Prefix.holders:type_name -> kvscout.scheduler.v1.PrefixHolder
-	24, // 2: kvscout.scheduler.v1.PrefixHolder.member:type_name -> kvscout.scheduler.v1.Member
-	25, // 3: kvscout.scheduler.v1.PrefixHolder.cached_tokens:type_name -> kvscout.scheduler.v1.CachedTokens
+	33, // 2: kvscout.scheduler.v1.PrefixHolder.member:type_name -> kvscout.scheduler.v1.Member
+	34, // 3: kvscout.scheduler.v1.PrefixHolder.cached_tokens:type_name -> kvscout.scheduler.v1.CachedTokens
 	8,  // 4: kvscout.scheduler.v1.GetBooksResponse.picked:type_name -> kvscout.scheduler.v1.HitTokens
 	9,  // 5: kvscout.scheduler.v1.GetBooksResponse.lost:type_name -> kvscout.scheduler.v1.LostTokens
 	10, // 6: kvscout.scheduler.v1.GetBooksResponse.evicted:type_name -> kvscout.scheduler.v1.EvictedTokens
 	0,  // 7: kvscout.scheduler.v1.LostTokens.cause:type_name -> kvscout.scheduler.v1.Loss
-	26, // 8: kvscout.scheduler.v1.FindDecisionResponse.decision:type_name -> kvscout.scheduler.v1.PickResponse
-	27, // 9: kvscout.scheduler.v1.ExplainRequest.request:type_name -> kvscout.scheduler.v1.Request
-	28, // 10: kvscout.scheduler.v1.ExplainResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
-	28, // 11: kvscout.scheduler.v1.ExplainResponse.shadow_ranking:type_name -> kvscout.scheduler.v1.Ranking
+	35, // 8: kvscout.scheduler.v1.FindDecisionResponse.decision:type_name -> kvscout.scheduler.v1.PickResponse
+	36, // 9: kvscout.scheduler.v1.ExplainRequest.request:type_name -> kvscout.scheduler.v1.Request
+	37, // 10: kvscout.scheduler.v1.ExplainResponse.ranking:type_name -> kvscout.scheduler.v1.Ranking
+	37, // 11: kvscout.scheduler.v1.ExplainResponse.shadow_ranking:type_name -> kvscout.scheduler.v1.Ranking
 	15, // 12: kvscout.scheduler.v1.ExplainResponse.counterfactual:type_name -> kvscout.scheduler.v1.Counterfactual
-	24, // 13: kvscout.scheduler.v1.Counterfactual.member:type_name -> kvscout.scheduler.v1.Member
+	33, // 13: kvscout.scheduler.v1.Counterfactual.member:type_name -> kvscout.scheduler.v1.Member
 	21, // 14: kvscout.scheduler.v1.ListMembersResponse.members:type_name -> kvscout.scheduler.v1.MemberState
 	18, // 15: kvscout.scheduler.v1.ListMembersResponse.scheduler:type_name -> kvscout.scheduler.v1.SchedulerState
 	17, // 16: kvscout.scheduler.v1.WatchMembersResponse.fleet:type_name -> kvscout.scheduler.v1.ListMembersResponse
-	24, // 17: kvscout.scheduler.v1.MemberState.member:type_name -> kvscout.scheduler.v1.Member
-	29, // 18: kvscout.scheduler.v1.MemberState.cache_state:type_name -> kvscout.scheduler.v1.CacheState
-	23, // 19: kvscout.scheduler.v1.MemberState.labels:type_name -> kvscout.scheduler.v1.MemberState.LabelsEntry
+	33, // 17: kvscout.scheduler.v1.MemberState.member:type_name -> kvscout.scheduler.v1.Member
+	38, // 18: kvscout.scheduler.v1.MemberState.cache_state:type_name -> kvscout.scheduler.v1.CacheState
+	32, // 19: kvscout.scheduler.v1.MemberState.labels:type_name -> kvscout.scheduler.v1.MemberState.LabelsEntry
 	1,  // 20: kvscout.scheduler.v1.MemberState.ineligible:type_name -> kvscout.scheduler.v1.Ineligible
 	22, // 21: kvscout.scheduler.v1.MemberState.speed:type_name -> kvscout.scheduler.v1.Speed
-	13, // 22: kvscout.scheduler.v1.Admin.Explain:input_type -> kvscout.scheduler.v1.ExplainRequest
-	16, // 23: kvscout.scheduler.v1.Admin.ListMembers:input_type -> kvscout.scheduler.v1.ListMembersRequest
-	19, // 24: kvscout.scheduler.v1.Admin.WatchMembers:input_type -> kvscout.scheduler.v1.WatchMembersRequest
-	11, // 25: kvscout.scheduler.v1.Admin.FindDecision:input_type -> kvscout.scheduler.v1.FindDecisionRequest
-	6,  // 26: kvscout.scheduler.v1.Admin.GetBooks:input_type -> kvscout.scheduler.v1.GetBooksRequest
-	2,  // 27: kvscout.scheduler.v1.Admin.ListPrefixes:input_type -> kvscout.scheduler.v1.ListPrefixesRequest
-	14, // 28: kvscout.scheduler.v1.Admin.Explain:output_type -> kvscout.scheduler.v1.ExplainResponse
-	17, // 29: kvscout.scheduler.v1.Admin.ListMembers:output_type -> kvscout.scheduler.v1.ListMembersResponse
-	20, // 30: kvscout.scheduler.v1.Admin.WatchMembers:output_type -> kvscout.scheduler.v1.WatchMembersResponse
-	12, // 31: kvscout.scheduler.v1.Admin.FindDecision:output_type -> kvscout.scheduler.v1.FindDecisionResponse
-	7,  // 32: kvscout.scheduler.v1.Admin.GetBooks:output_type -> kvscout.scheduler.v1.GetBooksResponse
-	3,  // 33: kvscout.scheduler.v1.Admin.ListPrefixes:output_type -> kvscout.scheduler.v1.ListPrefixesResponse
-	28, // [28:34] is the sub-list for method output_type
-	22, // [22:28] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	25, // 22: kvscout.scheduler.v1.ListDecisionsResponse.decisions:type_name -> kvscout.scheduler.v1.RecentDecision
+	37, // 23: kvscout.scheduler.v1.RecentDecision.ranking:type_name -> kvscout.scheduler.v1.Ranking
+	15, // 24: kvscout.scheduler.v1.RecentDecision.counterfactual:type_name -> kvscout.scheduler.v1.Counterfactual
+	39, // 25: kvscout.scheduler.v1.RecentDecision.report:type_name -> kvscout.scheduler.v1.Report
+	28, // 26: kvscout.scheduler.v1.ListChangesResponse.changes:type_name -> kvscout.scheduler.v1.Change
+	31, // 27: kvscout.scheduler.v1.GetHistoryResponse.points:type_name -> kvscout.scheduler.v1.HistoryPoint
+	13, // 28: kvscout.scheduler.v1.Admin.Explain:input_type -> kvscout.scheduler.v1.ExplainRequest
+	16, // 29: kvscout.scheduler.v1.Admin.ListMembers:input_type -> kvscout.scheduler.v1.ListMembersRequest
+	19, // 30: kvscout.scheduler.v1.Admin.WatchMembers:input_type -> kvscout.scheduler.v1.WatchMembersRequest
+	11, // 31: kvscout.scheduler.v1.Admin.FindDecision:input_type -> kvscout.scheduler.v1.FindDecisionRequest
+	6,  // 32: kvscout.scheduler.v1.Admin.GetBooks:input_type -> kvscout.scheduler.v1.GetBooksRequest
+	2,  // 33: kvscout.scheduler.v1.Admin.ListPrefixes:input_type -> kvscout.scheduler.v1.ListPrefixesRequest
+	23, // 34: kvscout.scheduler.v1.Admin.ListDecisions:input_type -> kvscout.scheduler.v1.ListDecisionsRequest
+	26, // 35: kvscout.scheduler.v1.Admin.ListChanges:input_type -> kvscout.scheduler.v1.ListChangesRequest
+	29, // 36: kvscout.scheduler.v1.Admin.GetHistory:input_type -> kvscout.scheduler.v1.GetHistoryRequest
+	14, // 37: kvscout.scheduler.v1.Admin.Explain:output_type -> kvscout.scheduler.v1.ExplainResponse
+	17, // 38: kvscout.scheduler.v1.Admin.ListMembers:output_type -> kvscout.scheduler.v1.ListMembersResponse
+	20, // 39: kvscout.scheduler.v1.Admin.WatchMembers:output_type -> kvscout.scheduler.v1.WatchMembersResponse
+	12, // 40: kvscout.scheduler.v1.Admin.FindDecision:output_type -> kvscout.scheduler.v1.FindDecisionResponse
+	7,  // 41: kvscout.scheduler.v1.Admin.GetBooks:output_type -> kvscout.scheduler.v1.GetBooksResponse
+	3,  // 42: kvscout.scheduler.v1.Admin.ListPrefixes:output_type -> kvscout.scheduler.v1.ListPrefixesResponse
+	24, // 43: kvscout.scheduler.v1.Admin.ListDecisions:output_type -> kvscout.scheduler.v1.ListDecisionsResponse
+	27, // 44: kvscout.scheduler.v1.Admin.ListChanges:output_type -> kvscout.scheduler.v1.ListChangesResponse
+	30, // 45: kvscout.scheduler.v1.Admin.GetHistory:output_type -> kvscout.scheduler.v1.GetHistoryResponse
+	37, // [37:46] is the sub-list for method output_type
+	28, // [28:37] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_kvscout_scheduler_v1_admin_proto_init() }
@@ -2156,7 +2837,7 @@ func file_kvscout_scheduler_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvscout_scheduler_v1_admin_proto_rawDesc), len(file_kvscout_scheduler_v1_admin_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   22,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

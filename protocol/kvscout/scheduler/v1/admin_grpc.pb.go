@@ -21,12 +21,15 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Admin_Explain_FullMethodName      = "/kvscout.scheduler.v1.Admin/Explain"
-	Admin_ListMembers_FullMethodName  = "/kvscout.scheduler.v1.Admin/ListMembers"
-	Admin_WatchMembers_FullMethodName = "/kvscout.scheduler.v1.Admin/WatchMembers"
-	Admin_FindDecision_FullMethodName = "/kvscout.scheduler.v1.Admin/FindDecision"
-	Admin_GetBooks_FullMethodName     = "/kvscout.scheduler.v1.Admin/GetBooks"
-	Admin_ListPrefixes_FullMethodName = "/kvscout.scheduler.v1.Admin/ListPrefixes"
+	Admin_Explain_FullMethodName       = "/kvscout.scheduler.v1.Admin/Explain"
+	Admin_ListMembers_FullMethodName   = "/kvscout.scheduler.v1.Admin/ListMembers"
+	Admin_WatchMembers_FullMethodName  = "/kvscout.scheduler.v1.Admin/WatchMembers"
+	Admin_FindDecision_FullMethodName  = "/kvscout.scheduler.v1.Admin/FindDecision"
+	Admin_GetBooks_FullMethodName      = "/kvscout.scheduler.v1.Admin/GetBooks"
+	Admin_ListPrefixes_FullMethodName  = "/kvscout.scheduler.v1.Admin/ListPrefixes"
+	Admin_ListDecisions_FullMethodName = "/kvscout.scheduler.v1.Admin/ListDecisions"
+	Admin_ListChanges_FullMethodName   = "/kvscout.scheduler.v1.Admin/ListChanges"
+	Admin_GetHistory_FullMethodName    = "/kvscout.scheduler.v1.Admin/GetHistory"
 )
 
 // AdminClient is the client API for Admin service.
@@ -54,6 +57,14 @@ type AdminClient interface {
 	// ListPrefixes names the beginnings that prompts share, by their keys, with
 	// what they are worth and who holds them.
 	ListPrefixes(ctx context.Context, in *ListPrefixesRequest, opts ...grpc.CallOption) (*ListPrefixesResponse, error)
+	// ListDecisions gives decisions of Pick that were made lately, with what was
+	// reported of them.
+	ListDecisions(ctx context.Context, in *ListDecisionsRequest, opts ...grpc.CallOption) (*ListDecisionsResponse, error)
+	// ListChanges says what changed lately: members that came, went, began anew or
+	// are believed otherwise, and settings.
+	ListChanges(ctx context.Context, in *ListChangesRequest, opts ...grpc.CallOption) (*ListChangesResponse, error)
+	// GetHistory gives counts at points of the last hour.
+	GetHistory(ctx context.Context, in *GetHistoryRequest, opts ...grpc.CallOption) (*GetHistoryResponse, error)
 }
 
 type adminClient struct {
@@ -133,6 +144,36 @@ func (c *adminClient) ListPrefixes(ctx context.Context, in *ListPrefixesRequest,
 	return out, nil
 }
 
+func (c *adminClient) ListDecisions(ctx context.Context, in *ListDecisionsRequest, opts ...grpc.CallOption) (*ListDecisionsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListDecisionsResponse)
+	err := c.cc.Invoke(ctx, Admin_ListDecisions_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) ListChanges(ctx context.Context, in *ListChangesRequest, opts ...grpc.CallOption) (*ListChangesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListChangesResponse)
+	err := c.cc.Invoke(ctx, Admin_ListChanges_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) GetHistory(ctx context.Context, in *GetHistoryRequest, opts ...grpc.CallOption) (*GetHistoryResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetHistoryResponse)
+	err := c.cc.Invoke(ctx, Admin_GetHistory_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -158,6 +199,14 @@ type AdminServer interface {
 	// ListPrefixes names the beginnings that prompts share, by their keys, with
 	// what they are worth and who holds them.
 	ListPrefixes(context.Context, *ListPrefixesRequest) (*ListPrefixesResponse, error)
+	// ListDecisions gives decisions of Pick that were made lately, with what was
+	// reported of them.
+	ListDecisions(context.Context, *ListDecisionsRequest) (*ListDecisionsResponse, error)
+	// ListChanges says what changed lately: members that came, went, began anew or
+	// are believed otherwise, and settings.
+	ListChanges(context.Context, *ListChangesRequest) (*ListChangesResponse, error)
+	// GetHistory gives counts at points of the last hour.
+	GetHistory(context.Context, *GetHistoryRequest) (*GetHistoryResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -185,6 +234,15 @@ func (UnimplementedAdminServer) GetBooks(context.Context, *GetBooksRequest) (*Ge
 }
 func (UnimplementedAdminServer) ListPrefixes(context.Context, *ListPrefixesRequest) (*ListPrefixesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPrefixes not implemented")
+}
+func (UnimplementedAdminServer) ListDecisions(context.Context, *ListDecisionsRequest) (*ListDecisionsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListDecisions not implemented")
+}
+func (UnimplementedAdminServer) ListChanges(context.Context, *ListChangesRequest) (*ListChangesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListChanges not implemented")
+}
+func (UnimplementedAdminServer) GetHistory(context.Context, *GetHistoryRequest) (*GetHistoryResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetHistory not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -308,6 +366,60 @@ func _Admin_ListPrefixes_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ListDecisions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListDecisionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListDecisions(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListDecisions_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListDecisions(ctx, req.(*ListDecisionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_ListChanges_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListChangesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListChanges(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListChanges_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListChanges(ctx, req.(*ListChangesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_GetHistory_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetHistoryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).GetHistory(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_GetHistory_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).GetHistory(ctx, req.(*GetHistoryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -334,6 +446,18 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListPrefixes",
 			Handler:    _Admin_ListPrefixes_Handler,
+		},
+		{
+			MethodName: "ListDecisions",
+			Handler:    _Admin_ListDecisions_Handler,
+		},
+		{
+			MethodName: "ListChanges",
+			Handler:    _Admin_ListChanges_Handler,
+		},
+		{
+			MethodName: "GetHistory",
+			Handler:    _Admin_GetHistory_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

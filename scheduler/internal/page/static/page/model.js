@@ -52,6 +52,11 @@ const outs = {
   SILENT: 'its agent is silent',
   UNREACHABLE: 'its agent does not reach the engine',
   FAILING: 'callers reported failures',
+  CORDONED: 'its node is cordoned',
+  NOT_READY: 'its pod is not ready',
+  EVICTED: 'its pod is being evicted',
+  DELETING: 'its pod is being deleted',
+  ENDED: 'its pod has ended',
 };
 
 // out says in words why a member takes no part in picks; empty: it does.

@@ -70,6 +70,11 @@ const outAdvice = {
   SILENT: 'See whether its agent runs and reaches NATS.',
   UNREACHABLE: 'See whether the engine serves at the address that its agent was given.',
   FAILING: 'See the engine’s log: callers could not be served by it.',
+  CORDONED: 'Nothing, where the node is being emptied: it is picked only where no other can be.',
+  NOT_READY: 'See the pod’s readiness probe.',
+  EVICTED: 'Nothing: its work moves to others.',
+  DELETING: 'Nothing: its work moves to others.',
+  ENDED: 'Nothing, where it was meant to end.',
 };
 
 // findings groups members by what is wrong with them, the worst first.

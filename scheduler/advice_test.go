@@ -1,4 +1,4 @@
-package page
+package scheduler
 
 import (
 	"bytes"
@@ -10,7 +10,10 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write advice.json anew")
+var update = flag.Bool("update", false, "write the page's advice.json anew")
+
+// adviceFile is what the page knows of reasons.
+const adviceFile = "internal/page/static/page/advice.json"
 
 // advice is what to do about a reason. Is, anchored at its beginning, fits the
 // reason's text, or the name of what tokens were lost to.
@@ -22,7 +25,7 @@ type advice struct {
 // What the page advises is what the operator's tables say: advice.json is made of
 // them.
 func TestAdviceIsThatOfTheDocs(t *testing.T) {
-	docs, err := os.ReadFile("../../../docs/OPERATIONS.md")
+	docs, err := os.ReadFile("../docs/OPERATIONS.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,14 +65,13 @@ func TestAdviceIsThatOfTheDocs(t *testing.T) {
 	if err := encoder.Encode(list); err != nil {
 		t.Fatal(err)
 	}
-	const file = "static/page/advice.json"
 	if *update {
-		if err := os.WriteFile(file, want.Bytes(), 0o644); err != nil {
+		if err := os.WriteFile(adviceFile, want.Bytes(), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if have, err := static.ReadFile(file); !*update && (err != nil || !bytes.Equal(have, want.Bytes())) {
-		t.Errorf("%s is not what docs/OPERATIONS.md says (%v): go test ./scheduler/internal/page -update", file, err)
+	if have, err := os.ReadFile(adviceFile); !*update && (err != nil || !bytes.Equal(have, want.Bytes())) {
+		t.Errorf("%s is not what docs/OPERATIONS.md says (%v): go test ./scheduler -run TestAdviceIsThatOfTheDocs -update", adviceFile, err)
 	}
 }
 
@@ -94,7 +96,7 @@ func pattern(reason string) string {
 
 // Reasons that were seen are found, and each by its own advice.
 func TestReasonsFindTheirAdvice(t *testing.T) {
-	text, err := static.ReadFile("static/page/advice.json")
+	text, err := os.ReadFile(adviceFile)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -54,8 +55,8 @@ func podTemplates(value any) (found []fields) {
 		if spec, ok := v["spec"].(map[string]any); ok && spec["containers"] != nil {
 			return []fields{v}
 		}
-		for _, inner := range v {
-			found = append(found, podTemplates(inner)...)
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			found = append(found, podTemplates(v[key])...)
 		}
 	case []any:
 		for _, inner := range v {

@@ -22,7 +22,7 @@ func newRefusals(log *slog.Logger, heartbeat time.Duration) *bus.Refusals {
 func openBus(cfg *Config, refused *bus.Refusals) (conn *nats.Conn, closed <-chan struct{}, err error) {
 	options, done := refused.Options("kvscout-agent " + cfg.Namespace + "/" + cfg.Pod)
 	conn, err = bus.Login{
-		Credentials: cfg.NATSCredentials, Seed: cfg.NATSSeed, CA: cfg.NATSTLS.CA, Cert: cfg.NATSTLS.Cert, Key: cfg.NATSTLS.Key,
+		Credentials: cfg.NATSCredentials, Seed: cfg.NATSSeed, Token: cfg.NATSToken, CA: cfg.NATSTLS.CA, Cert: cfg.NATSTLS.Cert, Key: cfg.NATSTLS.Key,
 	}.Connect(cfg.NATSURL, options...)
 	return conn, done, err
 }

@@ -33,6 +33,9 @@ type Config struct {
 	NATSCredentials string
 	// NATSSeed is a file with the seed of our nkey for NATSURL; empty: none.
 	NATSSeed string
+	// NATSToken is a file with the pod's token for NATSURL, which may be renewed at any
+	// time; empty: none.
+	NATSToken string
 	// NATSTLS: CA for the server's certificate, and ours. Zero: by the system's
 	// CAs where the server speaks TLS.
 	NATSTLS TLS
@@ -217,6 +220,9 @@ func (c Config) Validate() error {
 	}
 	if c.NATSCredentials != "" && c.NATSSeed != "" {
 		bad("nats-seed", "", "and -nats-credentials are two ways to say who we are; set one")
+	}
+	if c.NATSToken != "" && c.NATSCredentials+c.NATSSeed != "" {
+		bad("nats-token-file", "", "and -nats-seed or -nats-credentials are two ways to say who we are; set one")
 	}
 	switch {
 	case c.NATSTLS.Cert != "" && c.NATSTLS.Key == "":

@@ -47,13 +47,16 @@ func (c Config) validateAccess(bad func(name, format string, v ...any)) {
 		if c.NATSTLS.CA != "" && c.NATSTLS.Cert == "" {
 			bad("nats-tls-cert", "is missing: -nats-tls-ca is for clients' certificates, and needs that of the server")
 		}
-		if !c.Insecure && beyond(c.NATSAddress) && (c.NATSTLS.Cert == "" || c.NATSUsers == "") {
-			bad("nats-address", "%s can be reached from elsewhere: set -nats-tls-cert, -nats-tls-key and -nats-users, or -insecure to serve anybody in plain text", c.NATSAddress)
+		if !c.Insecure && beyond(c.NATSAddress) && (c.NATSTLS.Cert == "" || c.NATSUsers+c.NATSTokenAudience == "") {
+			bad("nats-address", "%s can be reached from elsewhere: set -nats-tls-cert, -nats-tls-key and -nats-users or -nats-token-audience, or -insecure to serve anybody in plain text", c.NATSAddress)
 		}
 		return
 	}
 	if c.NATSUsers != "" {
 		bad("nats-users", "are of the embedded server; the one named by -nats-url has users of its own")
+	}
+	if c.NATSTokenAudience != "" {
+		bad("nats-token-audience", "is of the embedded server; the one named by -nats-url has users of its own")
 	}
 	if c.NATSCredentials != "" && c.NATSSeed != "" {
 		bad("nats-seed", "and -nats-credentials are two ways to say who we are; set one")
@@ -126,7 +129,7 @@ func (c *Config) warnInsecure() {
 	if c.NATSTLS.Cert == "" {
 		c.Log.Warn("NATS is served without TLS on a non-loopback address", "address", c.NATSAddress)
 	}
-	if c.NATSUsers == "" {
+	if c.NATSUsers+c.NATSTokenAudience == "" {
 		c.Log.Warn("NATS accepts unauthenticated clients on a non-loopback address", "address", c.NATSAddress)
 	}
 }

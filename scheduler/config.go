@@ -68,6 +68,9 @@ type Config struct {
 	// NATSUsers is a file that says who may use the embedded server and for
 	// what (docs/SECURITY.md); empty: everybody for everything.
 	NATSUsers string
+	// NATSTokenAudience is the audience of service-account tokens of Kubernetes, by which
+	// agents may say to the embedded server which pod they are; empty: they may not.
+	NATSTokenAudience string
 	// NATSTLS of the embedded server: its certificate, and with CA clients must
 	// have one too. With NATSURL: CA for that server's certificate, and ours.
 	// Zero: the embedded server is plain, another one trusted by the system's CAs.
@@ -243,10 +246,10 @@ func (c *Config) kube() *kube.Client {
 }
 
 // bus is the connection to NATS.
-func (c *Config) bus() bus.Config {
+func (c *Config) bus(tokens bus.Review) bus.Config {
 	return bus.Config{
 		Pool: c.Pool, URL: c.NATSURL, Credentials: c.NATSCredentials, Seed: c.NATSSeed,
-		Address: c.NATSAddress, Users: c.NATSUsers, TLS: c.NATSTLS, Log: c.Log.With("component", "nats"),
+		Address: c.NATSAddress, Users: c.NATSUsers, Tokens: tokens, TLS: c.NATSTLS, Log: c.Log.With("component", "nats"),
 	}
 }
 
@@ -341,6 +344,8 @@ func (c Config) Validate() error {
 		if _, err := cluster.ParseNamespaces(c.KubernetesNamespaces); err != nil {
 			bad("kubernetes-namespaces", "%v", err)
 		}
+	}
+	if c.KubernetesNamespaces+c.NATSTokenAudience != "" {
 		if _, err := kube.Discover(c.Kubernetes, os.Getenv); err != nil {
 			bad("kubernetes", "%v", err)
 		}

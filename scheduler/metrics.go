@@ -9,6 +9,7 @@ import (
 	"github.com/kvscout/kvscout/protocol/settings"
 	"github.com/kvscout/kvscout/protocol/telemetry"
 	"github.com/kvscout/kvscout/scheduler/internal/books"
+	"github.com/kvscout/kvscout/scheduler/internal/bus"
 	"github.com/kvscout/kvscout/scheduler/internal/cluster"
 	"github.com/kvscout/kvscout/scheduler/internal/fleet"
 	"github.com/kvscout/kvscout/scheduler/internal/index"
@@ -122,6 +123,13 @@ var instruments = []telemetry.Instrument[*counted]{
 	}),
 	telemetry.Counter("kvscout.scheduler.kubernetes.events", "{event}", "Changes of pods and nodes that Kubernetes told of, and times that it could not be asked.", func(s *counted, see telemetry.See) {
 		see.Counts(telemetry.LabelOutcome, counts{"received": s.cluster.Events, "failed": s.cluster.Losses})
+	}),
+	telemetry.CountersOf("kvscout.scheduler.nats.tokens", "{token}", "Tokens of pods for the embedded NATS server that were reviewed, by what became of them; cut: a connection whose token was no longer valid.", telemetry.LabelOutcome, func(s *counted) counts {
+		var st bus.TokenStats
+		if b := s.bus.Load(); b != nil {
+			st = b.TokenStats()
+		}
+		return counts{"accepted": st.Accepted, "refused": st.Refused, "unknown": st.Unknown, "cut": st.Cut}
 	}),
 	telemetry.Gauge("kvscout.scheduler.prefill.tokens_per_second", "", "Tokens that members compute in a second, the fixed part of a prefill apart.", func(s *counted, see telemetry.See) {
 		s.spread(see, func(m *fleet.Member) float64 { return 1000 / s.Scheduler.picker.Speed(m).B })

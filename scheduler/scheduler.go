@@ -241,8 +241,25 @@ func (s *Scheduler) withdrawn(i *fleet.Info) fleet.Withdrawal {
 	return s.cluster.Withdrawn(i)
 }
 
-// review has all members judged anew.
+// tokens tells whose token an agent shows; nil: nobody comes by one.
+func (s *Scheduler) tokens() bus.Review {
+	if s.cfg.NATSTokenAudience == "" {
+		return nil
+	}
+	return func(ctx context.Context, token string) (bus.Pod, error) {
+		t, err := cluster.Review(ctx, s.kube, s.cfg.NATSTokenAudience, token)
+		if errors.Is(err, cluster.ErrToken) {
+			err = fmt.Errorf("%w: %w", bus.ErrToken, err)
+		}
+		return bus.Pod{Namespace: t.Namespace, UID: t.UID, Expires: t.Expires}, err
+	}
+}
+
+// review has all members judged anew, and cuts off the agents of pods that are gone.
 func (s *Scheduler) review() {
+	if b := s.bus.Load(); b != nil {
+		b.CutPods(s.cluster.Gone)
+	}
 	if in := s.ingest.Load(); in != nil {
 		in.Review()
 	}
@@ -276,7 +293,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	}
 	defer s.gateway.Close()
 	defer server.Close()
-	bus, err := bus.Open(s.cfg.bus())
+	bus, err := bus.Open(s.cfg.bus(s.tokens()))
 	if err != nil {
 		return err
 	}

@@ -42,6 +42,7 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.NATSAddress, "nats-address", c.NATSAddress, "`host:port` of the embedded NATS server, for the agents")
 	fs.StringVar(&c.NATSSeed, "nats-seed", c.NATSSeed, "`file` with the nkey seed for -nats-url")
 	fs.StringVar(&c.NATSUsers, "nats-users", c.NATSUsers, "`file` that says who may use the embedded NATS server, and for what; empty: everybody")
+	fs.StringVar(&c.NATSTokenAudience, "nats-token-audience", c.NATSTokenAudience, "`audience` of the service-account tokens of Kubernetes by which agents may say to the embedded NATS server which pod they are, like kvscout (docs/SECURITY.md); empty: they may not")
 	fs.StringVar(&c.NATSTLS.Cert, "nats-tls-cert", c.NATSTLS.Cert, "`file` with the certificate of the embedded NATS server, or for -nats-url")
 	fs.StringVar(&c.NATSTLS.Key, "nats-tls-key", c.NATSTLS.Key, "`file` with the private key of -nats-tls-cert")
 	fs.StringVar(&c.NATSTLS.CA, "nats-tls-ca", c.NATSTLS.CA, "`file` with the CA of the agents' certificates, which they must have then; with -nats-url of the server's")

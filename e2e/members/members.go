@@ -32,7 +32,19 @@ type Member struct {
 // New returns the only member of a pod. It beats every so often and holds these
 // chains on the GPU, no key twice.
 func New(pod, model string, blockSize int, every time.Duration, chains [][]uint64) (*Member, error) {
-	m := &Member{ID: "default_" + pod + "_0", every: every}
+	return Of(&pb.MemberInfo{
+		Namespace: "default", Pod: pod, PodUid: pod, Address: pod + ":8000", Engine: "vllm", EngineVersion: "0.32.0",
+		Models: []string{model}, BlockSize: uint32(blockSize),
+	}, every, chains)
+}
+
+// Of returns the member that says this of itself, likewise.
+func Of(info *pb.MemberInfo, every time.Duration, chains [][]uint64) (*Member, error) {
+	id, err := protocol.Member{Namespace: info.GetNamespace(), PodUID: info.GetPodUid(), Rank: info.GetRank()}.Name()
+	if err != nil {
+		return nil, err
+	}
+	m := &Member{ID: id, every: every}
 	header := &pb.Header{Version: protocol.Version, Member: m.ID, Epoch: 1, Sequence: 1}
 	count, digest := uint64(0), uint64(0)
 	chunks := []*pb.SnapshotChunk{{Header: header}}
@@ -66,13 +78,10 @@ func New(pod, model string, blockSize int, every time.Duration, chains [][]uint6
 		}
 		m.chunks = append(m.chunks, data)
 	}
-	var err error
+	info.Blocks = max(count, 100_000)
 	m.heartbeat, err = proto.Marshal(&pb.Heartbeat{
 		Header: header, Trust: pb.Trust_TRUST_EXACT, Lanes: lanes, IntervalMs: uint32(every.Milliseconds()),
-		Info: &pb.MemberInfo{
-			Namespace: "default", Pod: pod, PodUid: pod, Address: pod + ":8000", Engine: "vllm", EngineVersion: "0.32.0",
-			Models: []string{model}, BlockSize: uint32(blockSize), Blocks: max(count, 100_000),
-		},
+		Info: info,
 		Load: &pb.Load{Running: proto.Uint32(0), Waiting: proto.Uint32(0), KvUsage: proto.Float64(0)},
 	})
 	return m, err

@@ -18,6 +18,8 @@ import (
 type Login struct {
 	// Credentials or Seed of an nkey; empty: none.
 	Credentials, Seed string
+	// Token is a file with a token, as of a service account of Kubernetes; empty: none.
+	Token string
 	// CA that signed the server's certificate; empty: the system's.
 	CA string
 	// Cert and Key are our certificate; empty: none.
@@ -43,6 +45,12 @@ func (l Login) Connect(url string, options ...nats.Option) (*nats.Conn, error) {
 	if l.Seed != "" {
 		add("-nats-seed", key.identify)
 		add("-nats-seed", nats.SetCustomDialer(key))
+	}
+	if l.Token != "" {
+		t := &token{file: l.Token, dialer: net.Dialer{Timeout: nats.DefaultTimeout}}
+		for _, option := range t.options() {
+			add("-nats-token-file", option)
+		}
 	}
 	if l.CA != "" {
 		add("-nats-tls-ca", nats.RootCAs(l.CA))

@@ -21,12 +21,11 @@ const (
 	maxEvent = 8 << 20
 	// watchFor is how long a watch lasts at least, and at most twice that.
 	watchFor = 4 * time.Minute
-	// backoff after the first failure doubles up to maxBackoff; forbiddenFor is that of
-	// a list that the service account may not see.
+	// backoff after the first failure doubles up to maxBackoff, also of a list that may not
+	// be seen: a server that starts refuses everything until it has read the rights.
 	backoff, maxBackoff = 100 * time.Millisecond, 5 * time.Second
 	// shortWatch is one that ended so soon that the next has to wait.
-	shortWatch   = time.Second
-	forbiddenFor = 30 * time.Second
+	shortWatch = time.Second
 )
 
 // List is a list of objects that is followed: listed once, then watched from where
@@ -80,9 +79,6 @@ func (l *List[T]) Run(ctx context.Context) {
 		var e *Error
 		if errors.As(err, &e) {
 			wait = max(wait, e.After)
-			if e.Code == http.StatusForbidden || e.Code == http.StatusNotFound {
-				wait = forbiddenFor
-			}
 		}
 		failures++
 		select {

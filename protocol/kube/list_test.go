@@ -124,12 +124,15 @@ func TestListSurvivesItsServer(t *testing.T) {
 func TestForbiddenListIsNotAskedAllTheTime(t *testing.T) {
 	api := kubeapi.NewObjects(t)
 	api.Forbid("list nodes", true)
+	began := time.Now()
 	m := follow(t, api, "/api/v1/nodes", url.Values{"fieldSelector": {"spec.unschedulable=true"}})
 	await.True(t, "it is said", func() bool { m.mu.Lock(); defer m.mu.Unlock(); return len(m.lost) > 0 })
-	time.Sleep(300 * time.Millisecond) // ten times the first wait of other failures
-	if n := api.Count("list nodes"); n != 1 {
-		t.Errorf("asked %d times", n)
+	await.True(t, "it is asked again, later and later", func() bool { return api.Count("list nodes") == 5 })
+	if lasted := time.Since(began); lasted < 750*time.Millisecond { // half of 100 + 200 + 400 + 800 ms
+		t.Errorf("asked 5 times within %v", lasted)
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if err := m.lost[0]; !kube.IsCode(err, http.StatusForbidden) || !strings.Contains(err.Error(), "cannot list resource") {
 		t.Errorf("said: %v", err)
 	}

@@ -120,6 +120,7 @@ func declare(cfg *agent.Config, mode *string) *flag.FlagSet {
 	fs.StringVar(&cfg.NATSURL, "nats-url", cfg.NATSURL, "`URL` of the NATS server, or several separated by commas; required")
 	fs.StringVar(&cfg.NATSCredentials, "nats-credentials", cfg.NATSCredentials, "`file` with credentials for -nats-url")
 	fs.StringVar(&cfg.NATSSeed, "nats-seed", cfg.NATSSeed, "`file` with the nkey seed for -nats-url")
+	fs.StringVar(&cfg.NATSToken, "nats-token-file", cfg.NATSToken, "`file` with the pod's service-account token for -nats-url, of the scheduler's -nats-token-audience; read again for every connection")
 	fs.StringVar(&cfg.NATSTLS.CA, "nats-tls-ca", cfg.NATSTLS.CA, "`file` with the CA of the NATS server's certificate; empty: the system's")
 	fs.StringVar(&cfg.NATSTLS.Cert, "nats-tls-cert", cfg.NATSTLS.Cert, "`file` with the client certificate, if NATS requires one")
 	fs.StringVar(&cfg.NATSTLS.Key, "nats-tls-key", cfg.NATSTLS.Key, "`file` with the private key of -nats-tls-cert")

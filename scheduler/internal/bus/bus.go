@@ -26,6 +26,9 @@ type Config struct {
 	URL, Credentials, Seed string
 	// Address of the embedded server, and the file of its Users; empty: anybody.
 	Address, Users string
+	// Tokens tells whose token an agent shows to the embedded server; nil: nobody
+	// comes by one.
+	Tokens Review
 	// TLS of the embedded server, or of us at another one.
 	TLS certs.Files
 	Log *slog.Logger
@@ -91,6 +94,21 @@ func (b *Bus) Follow(ctx context.Context) {
 		return
 	}
 	b.Refused.Watch(ctx, b.Conn)
+}
+
+// CutPods cuts the connections that stand on tokens of pods which are gone.
+func (b *Bus) CutPods(gone func(namespace, uid string) bool) {
+	if b.server != nil && b.server.gate != nil {
+		b.server.gate.cutPods(b.server.server, gone)
+	}
+}
+
+// TokenStats as of now; zero where nobody comes by a token.
+func (b *Bus) TokenStats() TokenStats {
+	if b.server == nil || b.server.gate == nil {
+		return TokenStats{}
+	}
+	return b.server.gate.statsNow()
 }
 
 // Close ends the connection and then the server, and waits for both.

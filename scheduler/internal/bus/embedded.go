@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -36,6 +37,7 @@ type embedded struct {
 	tls      *tls.Config   // nil: plain
 	self     nkeys.KeyPair // who this process is there; nil: nobody is asked
 	users    string        // text of the file of users in force
+	gate     *gate         // nil: no tokens, the server itself knows its users
 }
 
 // startEmbedded starts the server and waits until it serves.
@@ -53,6 +55,12 @@ func startEmbedded(cfg *Config, subjects protocol.Subjects, log *slog.Logger) (*
 		if users, e.users, err = readUsers(cfg.Users, subjects); err != nil {
 			return nil, fmt.Errorf("-nats-users: %w", err)
 		}
+	}
+	if cfg.Tokens != nil {
+		e.gate = newGate(cfg.Tokens, subjects, log)
+	}
+	if cfg.Users != "" || cfg.Tokens != nil {
+		var err error
 		if e.self, err = nkeys.CreateUser(); err != nil {
 			return nil, fmt.Errorf("key of the scheduler itself: %w", err)
 		}
@@ -60,6 +68,9 @@ func startEmbedded(cfg *Config, subjects protocol.Subjects, log *slog.Logger) (*
 	opts, err := e.options(users)
 	if err != nil {
 		return nil, err
+	}
+	if e.gate != nil {
+		e.gate.use(opts.Nkeys)
 	}
 	if e.server, err = server.NewServer(opts); err != nil {
 		return nil, err
@@ -103,6 +114,9 @@ func (e *embedded) options(users []*server.NkeyUser) (*server.Options, error) {
 	if port == 0 {
 		opts.Port = server.RANDOM_PORT
 	}
+	if e.gate != nil {
+		opts.CustomClientAuthentication, opts.AlwaysEnableNonce, opts.AuthTimeout = e.gate, true, authWithin.Seconds()
+	}
 	if e.self != nil {
 		key, err := e.self.PublicKey()
 		if err != nil {
@@ -132,7 +146,14 @@ func (e *embedded) client() ([]nats.Option, error) {
 // follow keeps the server's users those of the file. Who is no longer among
 // them is cut off.
 func (e *embedded) follow(ctx context.Context) {
-	if e.self == nil {
+	if e.gate != nil {
+		defer e.gate.end()
+		var checking sync.WaitGroup
+		defer checking.Wait()
+		checking.Go(func() { e.gate.recheck(ctx, e.server) })
+	}
+	if e.cfg.Users == "" {
+		<-ctx.Done()
 		return
 	}
 	textfile.Follow(ctx, e.reload, func(err error) {
@@ -149,7 +170,10 @@ func (e *embedded) reload() error {
 	if err != nil {
 		return err
 	}
-	if err := e.server.ReloadOptions(opts); err != nil {
+	if e.gate != nil {
+		// The server would take those whom the gate let in for users that are gone.
+		e.gate.cutAll(e.server, e.gate.use(opts.Nkeys))
+	} else if err := e.server.ReloadOptions(opts); err != nil {
 		return fmt.Errorf("users of %s: %w", e.cfg.Users, err)
 	}
 	e.users = text
@@ -158,6 +182,9 @@ func (e *embedded) reload() error {
 }
 
 func (e *embedded) stop() {
+	if e.gate != nil {
+		e.gate.end()
+	}
 	e.server.Shutdown()
 	e.server.WaitForShutdown()
 }

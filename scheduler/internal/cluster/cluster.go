@@ -381,6 +381,17 @@ func (c *Cluster) Withdrawn(i *fleet.Info) fleet.Withdrawal {
 	return fleet.InService
 }
 
+// Gone tells whether there is surely no such pod.
+func (c *Cluster) Gone(namespace, uid string) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	s := c.sources[sourceOf(Every)]
+	if s == nil {
+		s = c.sources[sourceOf(namespace)]
+	}
+	return s != nil && s.followed && c.pods[uid] == nil
+}
+
 // Stats of a Cluster.
 type Stats struct {
 	// LostPods and LostNodes are lists that are not followed at present.

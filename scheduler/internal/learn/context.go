@@ -55,6 +55,12 @@ func (l *lone) curve(linear Curve) Curve {
 		y[i] += weight * v
 	}
 	v, ok := solve(a, y)
+	if ok && v[0] < 0 {
+		// Scatter takes the fixed part, which is small, below nothing: the best fit
+		// without one.
+		a[0], a[1][0], a[2][0], y[0] = [3]float64{1}, 0, 0, 0
+		v, ok = solve(a, y)
+	}
 	c := Curve{A: v[0], B: v[1] / loneTokens, C: v[2] / lonePairs}
 	if !ok || !(c.A >= 0) || !positive(c.B) || !(c.C >= 0) || c.A > math.MaxFloat32 {
 		return linear

@@ -219,6 +219,26 @@ func TestContextIsLearnedWhereItShows(t *testing.T) {
 	near(t, "what was not", s.Prefill(1000, 0), e.Prefill(1000, 0), 0.5)
 }
 
+// Where the fixed part is small, scatter takes the best fit of it below nothing as
+// often as not. What context costs is learned all the same.
+func TestContextIsLearnedWhereThereIsNoFixedPart(t *testing.T) {
+	for seed := range uint64(20) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		var c Curves
+		e := newEngine(Curve{B: 0.04, C: 9e-7})
+		for range 200 {
+			tokens := 200 * math.Exp(6*r.Float64()) // up to 80,000
+			e.at = e.at.Add(time.Second)
+			e.count(1, tokens, 0, e.Prefill(tokens, 0)*(1+0.1*r.Float64()))
+			c.Observe(0, "model", e.at, e.t)
+		}
+		s := c.Fit(e.at)[0]
+		for _, tokens := range []float64{2000, 7000, 27_000, 80_000} {
+			near(t, "prefill", s.Prefill(tokens, 0), 1.05*e.Prefill(tokens, 0), 0.1)
+		}
+	}
+}
+
 // What an engine counts as requests begin and with every token is not of those
 // that ended since: whatever it says teaches nothing of them.
 func TestRequestsUnderWayTeachNothingOfThoseThatEnded(t *testing.T) {

@@ -145,7 +145,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	fs.Float64Var(&o.arrival.Speed, "speed", 1, "`factor` by which a trace is played faster")
 	fs.DurationVar(&o.arrival.First, "first", 0, "`time` of the run after which a trace is cut off; 0: never")
 	fs.IntVar(&o.arrival.BlockSize, "block-size", 0, "`tokens` a block; 0: 512 for a trace, as public ones have, else 16")
-	fs.StringVar(&o.policies, "policies", "least-tokens,default,oracle", "`names` of policies separated by commas")
+	fs.StringVar(&o.policies, "policies", "least-tokens,default,oracle", "`names` of policies separated by commas; one that is told what it cannot know has that behind\nits name: default+curves+backlog+cache+output, or some of them")
 	fs.IntVar(&o.Pods, "pods", o.Pods, "`number` of pods")
 	fs.StringVar(&o.engine, "engine", sim.DefaultEngine, "`name` of an engine, or a JSON file with one; several separated by commas: the pods have them in turn. There are "+strings.Join(sim.Engines(), ", "))
 	fs.Float64Var(&o.Capacity, "capacity", o.Capacity, "`multiple` of the engine's KV cache")

@@ -57,6 +57,9 @@ type Config struct {
 	Policies
 	// Seed of the random numbers that break ties and feed the random policy.
 	Seed uint64
+	// Know, if set, puts right what is believed of a candidate, by what only a
+	// simulation can know; nil in a scheduler.
+	Know func(*Request, fleet.ID, *policy.Candidate)
 }
 
 // Picker is safe for concurrent use.
@@ -73,6 +76,7 @@ type Picker struct {
 	usual    atomic.Pointer[Policies]
 	policies policies
 	seed     uint64
+	know     func(*Request, fleet.ID, *policy.Candidate)
 	turn     atomic.Uint64
 	scratch  sync.Pool // of *draft
 	// Who hears of them, and counts; see Stats.
@@ -85,7 +89,7 @@ type Picker struct {
 
 // New returns a Picker, or an error if there is no such policy.
 func New(cfg Config) (*Picker, error) {
-	p := &Picker{estimates: estimate.New(), fleet: cfg.Fleet, index: cfg.Index, predicted: cfg.Predicted, outbox: cfg.Outbox, books: cfg.Books, seed: cfg.Seed}
+	p := &Picker{estimates: estimate.New(), fleet: cfg.Fleet, index: cfg.Index, predicted: cfg.Predicted, outbox: cfg.Outbox, books: cfg.Books, seed: cfg.Seed, know: cfg.Know}
 	if err := p.Use(cfg.Policies); err != nil {
 		return nil, err
 	}
@@ -224,7 +228,7 @@ func (m *draft) release() {
 func (p *Picker) reserve(m *draft, r *Request, pol policy.Policy, now time.Time) (id fleet.Decision, choice fleet.Choice, ok bool, noRoom *NoRoom) {
 	rank := func(last fleet.ID, known bool, reserved []fleet.Reserved) (fleet.Choice, bool) {
 		m.last, m.known = last, known
-		m.rank(pol, reserved, now)
+		m.rank(r, pol, reserved, p.know, now)
 		noRoom, choice = m.noRoom(&pol), m.choice(r)
 		return choice, noRoom == nil
 	}

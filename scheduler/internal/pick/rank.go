@@ -19,7 +19,7 @@ const (
 
 // rank scores the candidates and finds the best. It reads reservations, so a
 // caller who wants to reserve on the best runs it in fleet.Decide.
-func (m *draft) rank(pol policy.Policy, sums []fleet.Reserved, now time.Time) {
+func (m *draft) rank(r *Request, pol policy.Policy, sums []fleet.Reserved, know func(*Request, fleet.ID, *policy.Candidate), now time.Time) {
 	var more fleet.Reserved
 	at := m.eligible.view.Since(now)
 	for i := range m.eligible.list {
@@ -32,6 +32,11 @@ func (m *draft) rank(pol policy.Policy, sums []fleet.Reserved, now time.Time) {
 		}
 	}
 	policy.Relax(m.round.Candidates)
+	if know != nil {
+		for i := range m.eligible.list {
+			know(r, m.eligible.list[i].row.ID, &m.round.Candidates[i])
+		}
+	}
 	m.ahead()
 	m.ownLast(pol)
 	policy.Estimate(&m.round)

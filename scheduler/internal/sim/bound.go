@@ -41,7 +41,9 @@ const (
 )
 
 // Bound tells whether a name is that of an arm that no scheduler can be.
-func Bound(name string) bool { return name == Oracle || name == CapacityOracle || name == PooledLRU }
+func Bound(name string) bool {
+	return name == Oracle || name == CapacityOracle || name == PooledLRU || Told(name)
+}
 
 // pooled places requests on engines as if all that any of them has cached were
 // at hand everywhere: where the least tokens are still to be computed, then

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/kvscout/kvscout/protocol/blockkey"
@@ -41,6 +42,8 @@ type scout struct {
 	wires  []*wire // by pod
 	byID   []*pod
 	queue  waits
+
+	knowsOutput bool // how long outputs will be
 }
 
 func newScout(r *run) (*scout, error) {
@@ -50,7 +53,13 @@ func newScout(r *run) (*scout, error) {
 		index: index.New(index.Config{}),
 	}
 	var err error
-	s.picker, err = pick.New(pick.Config{Fleet: s.fleet, Index: s.index, Policies: pick.Policies{Policy: r.cfg.Policy, Targets: r.cfg.Targets}, Seed: r.cfg.Seed})
+	name, known := cutKnown(r.cfg.Policy)
+	s.knowsOutput = slices.Contains(known, KnowOutput)
+	cfg := pick.Config{Fleet: s.fleet, Index: s.index, Policies: pick.Policies{Policy: name, Targets: r.cfg.Targets}, Seed: r.cfg.Seed}
+	if t := newTruth(s, known); t != nil {
+		cfg.Know = t.tell
+	}
+	s.picker, err = pick.New(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -87,6 +96,9 @@ func (s *scout) place(r *request) (*pod, error) {
 	q := &pick.Request{
 		Model: Model, Session: r.Session, Tenant: r.Tenant, Top: 1, Reserve: true,
 		Prompt: pick.Prompt{Keys: r.Keys[:min(len(r.Keys), r.Length/s.cfg.blockSize)], BlockSize: s.cfg.blockSize, Length: r.Length},
+	}
+	if s.knowsOutput {
+		q.ExpectedOutput = r.Output
 	}
 	d, err := s.queue.Try(q, s.clock())
 	var noRoom *pick.NoRoom

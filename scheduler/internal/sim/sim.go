@@ -154,8 +154,9 @@ func (c Config) Validate() error {
 	for _, at := range c.Adds {
 		bad(at < 0, "pod added at %v: want a time from 0", at)
 	}
-	if !Bound(c.Policy) {
-		if _, err := policy.Named(c.Policy); err != nil {
+	errs = append(errs, c.checkKnown())
+	if name, _ := cutKnown(c.Policy); !Bound(name) {
+		if _, err := policy.Named(name); err != nil {
 			errs = append(errs, fmt.Errorf("%w; beside the scheduler's there are %s, %s and %s", err, PooledLRU, CapacityOracle, Oracle))
 		}
 	}

@@ -51,6 +51,7 @@ func (p Page) Write(w io.Writer) error {
 	b.WriteString(preface)
 	p.findings(&b)
 	p.targets(&b)
+	p.knowledge(&b)
 	for _, s := range p.Sections {
 		fmt.Fprintf(&b, "## %s\n\n%s\n\n", s.Title, s.Text)
 		for _, name := range s.pictures() {
@@ -64,7 +65,14 @@ func (p Page) Write(w io.Writer) error {
 	return err
 }
 
-func (p Page) rows(cell string) []Row { return Rows(Results(p.Runs[cell])) }
+// rows of a cell, but for those of arms that are told what no scheduler knows.
+func (p Page) rows(cell string) []Row { return Rows(p.played(cell, false)) }
+
+// played are the results of a cell: of arms that are told something, or of all
+// others.
+func (p Page) played(cell string, told bool) []sim.Result {
+	return slices.DeleteFunc(Results(p.Runs[cell]), func(r sim.Result) bool { return sim.Told(r.Policy) != told })
+}
 
 // judged is a cell with its verdict.
 type judged struct {
@@ -184,6 +192,42 @@ func (p Page) targets(b *bytes.Buffer) {
 	b.WriteString("\n")
 }
 
+// knowledge says what it would be worth to know more: the default's mean TTFT with
+// each kind of knowledge and with all, against its own.
+func (p Page) knowledge(b *bytes.Buffer) {
+	arms := sim.Ablation(policy.Default)
+	b.WriteString("## What the default does not know\n\n" +
+		"Mean TTFT in s, and what the simulator makes of it by telling the default, in place of its estimates, what no scheduler can know: how long the prompt takes\n" +
+		"on each engine beside what that decodes (*curves*); each engine's requests, memory in use and time to work off what it has (*backlog*); what it holds now or will have computed for\n" +
+		"those before (*cache*); how long the output will be (*output*); and all of it. Who comes next is known to the capacity oracle alone. *Error* is the mean difference between predicted and\n" +
+		"actual TTFT in ms, without and with all of it.\n\n")
+	b.WriteString("| cell | default |")
+	for _, arm := range arms[:len(arms)-1] {
+		fmt.Fprintf(b, " %s |", strings.TrimPrefix(arm, policy.Default+"+"))
+	}
+	b.WriteString(" all | pooled LRU | capacity oracle | error | with all |\n|---|--:|" + strings.Repeat("--:|", len(arms)+4) + "\n")
+	for _, cell := range ablated {
+		rows, told := p.rows(cell), Rows(p.played(cell, true))
+		d, ok := find(rows, policy.Default)
+		all, complete := find(told, arms[len(arms)-1])
+		if !ok || !complete {
+			continue
+		}
+		against := func(rows []Row, name string) string {
+			if r, ok := find(rows, name); ok {
+				return fmt.Sprintf("%+.1f %%", 100*(r.TTFTMean/d.TTFTMean-1))
+			}
+			return "-"
+		}
+		fmt.Fprintf(b, "| [%s](#%s) | %s |", cell, anchor(cell), number(d.TTFTMean))
+		for _, arm := range arms {
+			fmt.Fprintf(b, " %s |", against(told, arm))
+		}
+		fmt.Fprintf(b, " %s | %s | %.0f | %.0f |\n", against(rows, sim.PooledLRU), against(rows, sim.CapacityOracle), d.PredictedError, all.PredictedError)
+	}
+	b.WriteString("\n")
+}
+
 func (p Page) cell(b *bytes.Buffer, c Cell) {
 	rows := p.rows(c.Name)
 	fmt.Fprintf(b, "### %s\n\n", c.Name)
@@ -269,7 +313,7 @@ func (p Page) Pictures(put func(name string, svg []byte) error) error {
 			case s.Chart == byCapacity:
 				err = p.capacities(&b, s, i == 1)
 			case len(p.Runs[name]) > 0:
-				err = Picture(&b, fmt.Sprintf("%s: %d pods", name, s.Cells[i].Pods), Results(p.Runs[name]))
+				err = Picture(&b, fmt.Sprintf("%s: %d pods", name, s.Cells[i].Pods), p.played(name, false))
 			}
 			if err != nil {
 				return fmt.Errorf("picture %s: %w", name, err)

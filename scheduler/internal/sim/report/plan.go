@@ -65,6 +65,12 @@ func everyone() []string {
 // few are those that other settings are compared with.
 var few = []string{sim.LeastTokens, "weighted", "sticky", policy.Default, sim.PooledLRU, sim.CapacityOracle, sim.Oracle}
 
+// ablated are the cells of which the page says what knowledge is worth.
+var ablated = []string{
+	"conversation-2x-c1", "conversation-2x-c4", "conversation-2x-c12", "conversation-3x-c4", "synthetic-2x-c1", "synthetic-2x-c4",
+	"conversation-2x-c4-noreports", "agent", "chat", "unshared",
+}
+
 // Traces that the plan plays.
 const (
 	conversation = "mooncake_conversation_trace.jsonl.gz"
@@ -110,7 +116,7 @@ func Plan() []Section {
 	for i := range closed { // what comes depends on when others end, and nobody knows that beforehand
 		closed[i].Policies = slices.DeleteFunc(closed[i].Policies, func(name string) bool { return name == sim.CapacityOracle })
 	}
-	return []Section{
+	sections := []Section{
 		{"Chat: the conversation trace", "One hour of an online chat service, 12,031 requests. All share one first block of 512 tokens, so prefix hash, which goes by the first block, sees one and the same prompt; three quarters of the blocks are never used again.", append(conv, fine), byCapacity},
 		{"Long shared documents: the synthetic trace", "3,993 requests made from public data sets, many with long documents in common.", synth, byCapacity},
 		{"The engine serves by the answer's priority", "vLLM with `--scheduling-policy priority`, and the proxy passes the answer's priority on. Compare with the cells of the same name without it.", []Cell{
@@ -140,6 +146,14 @@ func Plan() []Section {
 			generated("hot", "hot", 2, sim.DefaultEngine),
 		}, byCell},
 	}
+	for _, section := range sections {
+		for i := range section.Cells {
+			if c := &section.Cells[i]; slices.Contains(ablated, c.Name) {
+				c.Policies = append(slices.Clone(c.Policies), sim.Ablation(policy.Default)...)
+			}
+		}
+	}
+	return sections
 }
 
 // Short is the part of the plan that every change can afford, with one seed.

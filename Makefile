@@ -40,7 +40,7 @@ test: ## unit, race, end to end with real NATS, recordings, short fuzz; needs Go
 	@command -v haproxy >/dev/null || echo "no haproxy: the tests with the real HAProxy are SKIPPED (make test-haproxy)"
 	@command -v nginx >/dev/null || echo "no nginx: the tests with the real nginx are SKIPPED (make test-nginx)"
 	@test -n "$$KVSCOUT_KUBERNETES" || echo "no Kubernetes: the tests on a real control plane are SKIPPED (make test-k8s)"
-	@command -v prometheus >/dev/null && command -v promtool >/dev/null || echo "no prometheus: the tests of alerts and recording rules are SKIPPED (make test-prometheus)"
+	@command -v prometheus >/dev/null && command -v promtool >/dev/null || echo "no prometheus: the tests of rules and dashboards are SKIPPED (make test-prometheus)"
 	@command -v aiperf >/dev/null || echo "no aiperf: the test with the real AIPerf is SKIPPED (make aiperf)"
 	@command -v chromium >/dev/null || echo "no chromium: the tests of the page in a real browser are SKIPPED (make test-page)"
 	@python3 -c 'import zmq' 2>/dev/null || echo "no pyzmq: the tests against the real libzmq are SKIPPED (pip install pyzmq, then make test-libzmq)"
@@ -133,7 +133,7 @@ test-nginx: out/nginx/ready ## the tests with the real nginx and njs, from Debia
 
 PROMETHEUS = $(CURDIR)/out/prometheus/usr/bin
 
-test-prometheus: out/prometheus/ready ## alerts and recording rules with the real Prometheus, from Debian's package in out/, without root; PROMETHEUS_BIN and PROMTOOL take others
+test-prometheus: out/prometheus/ready ## alerts, recording rules and dashboards with the real Prometheus, from Debian's package in out/, without root; PROMETHEUS_BIN and PROMTOOL take others
 	PROMETHEUS_BIN=$${PROMETHEUS_BIN:-$(PROMETHEUS)/prometheus} PROMTOOL=$${PROMTOOL:-$(PROMETHEUS)/promtool} \
 	KVSCOUT_REQUIRE_PROMETHEUS=1 go test -count 1 -timeout 900s -run Prometheus -v ./e2e $(ARGS)
 

@@ -51,6 +51,9 @@ func TestPage(t *testing.T) {
 	name := ""
 	for i := range uint64(24) {
 		q := random(1+i%4, 1600)
+		if i < 6 { // share a beginning
+			q = random(9, 800).branch(800, 20+i, 800)
+		}
 		name = fmt.Sprint("request-", i)
 		r := q.request()
 		r.Model, r.RequestId = model, name
@@ -60,10 +63,14 @@ func TestPage(t *testing.T) {
 		prompt, cached := e.serve("/v1/completions", 0, object{"model": model, "prompt": q.tokens, "max_tokens": 1})
 		p.report(d.GetDecisionId(), prompt, cached)
 	}
+	lately, err := p.Operator.ListDecisions(t.Context(), &api.ListDecisionsRequest{})
+	if err != nil || len(lately.GetDecisions()) == 0 {
+		t.Fatal(err, lately)
+	}
 	nobody := open(t, stage.Options{})
 	task, err := json.Marshal(map[string]string{
 		"url": behind(t, p.Admin) + "/some/path/", "empty": "http://" + nobody.Admin + "/",
-		"pictures": pictures(t), "request": name, "member": "pod-1", "suspect": "pod-3",
+		"pictures": pictures(t), "request": name, "member": lately.GetDecisions()[0].GetRanking().GetCandidates()[0].GetMember().GetPod(), "suspect": "pod-3",
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -22,7 +22,7 @@ const wrong = [];
 async function open(at, { theme = 'light', size = 'wide', before, expect = () => false } = {}) {
   const context = await browser.newContext({ viewport: widths[size], colorScheme: theme, reducedMotion: 'reduce' });
   const page = await context.newPage();
-  page.setDefaultTimeout(30000);
+  page.setDefaultTimeout(Number(process.env.KVSCOUT_PAGE_PATIENCE || 30000));
   page.on('console', (m) => { if (m.type() === 'error' && !expect(m.text())) wrong.push(`${at}: ${m.text()}`); });
   page.on('pageerror', (e) => wrong.push(`${at}: ${e.stack}`));
   page.on('request', (r) => { if (!r.url().startsWith(new URL(at).origin)) wrong.push(`${at} asks for ${r.url()}`); });
@@ -94,6 +94,27 @@ const views = {
     await page.getByRole('heading', { name: member, exact: true }).waitFor();
     await page.getByText('Incarnation').waitFor();
     await page.getByText('Prefill time by prompt length').waitFor();
+    await page.locator('.recent details').first().waitFor(); // its last decisions
+  },
+  prefixes: async (page) => {
+    await page.getByRole('link', { name: 'Prefixes', exact: true }).click();
+    await page.getByRole('table', { name: 'Shared beginnings' }).waitFor();
+    await page.locator('table.heat td[data-held="true"]').first().waitFor();
+  },
+  timeline: async (page) => {
+    await page.getByRole('link', { name: 'Timeline', exact: true }).click();
+    await page.locator('.changes').getByRole('link', { name: suspect }).first().waitFor();
+    await page.getByLabel('Show').selectOption('facts');
+    await page.locator('.changes li[data-kind=members]').first().waitFor({ state: 'detached' });
+    await page.getByLabel('Show').selectOption('');
+    await page.locator('.changes li[data-kind=members]').first().waitFor();
+  },
+  recent: async (page) => {
+    await page.getByRole('link', { name: 'Decisions', exact: true }).click();
+    const last = page.locator('.recent details').first();
+    await last.locator('summary').getByText('finished').waitFor();
+    await last.locator('summary').click();
+    await last.getByRole('table').waitFor();
   },
   found: async (page) => {
     await page.getByRole('link', { name: 'Decisions', exact: true }).click();
@@ -125,7 +146,12 @@ for (const theme of ['light', 'dark']) {
   for (const size of ['wide', 'narrow']) {
     const page = await open(url, { theme, size, expect: (m) => m.includes('404') }); // of the request that nobody asked
     for (const [name, view] of Object.entries(views)) {
-      await view(page);
+      try {
+        await view(page);
+      } catch (e) {
+        await page.screenshot({ path: `${pictures}/failed.png`, fullPage: true });
+        throw e;
+      }
       await picture(page, `${name}-${theme}-${size}`);
       console.log(`ok ${name} ${theme} ${size}`);
     }
@@ -144,7 +170,7 @@ for (const theme of ['light', 'dark']) {
     await page.keyboard.press('Tab');
     reached.add(await page.evaluate(() => document.activeElement.textContent));
   }
-  for (const name of ['Gain', 'Truth', 'Fleet', 'Decisions']) assert.ok(reached.has(name), `Tab does not reach ${name}: ${[...reached]}`);
+  for (const name of ['Gain', 'Truth', 'Fleet', 'Prefixes', 'Decisions', 'Timeline']) assert.ok(reached.has(name), `Tab does not reach ${name}: ${[...reached]}`);
   await page.getByRole('link', { name: 'Fleet', exact: true }).focus();
   await page.keyboard.press('Enter');
   await page.getByRole('heading', { name: 'Fleet' }).waitFor();

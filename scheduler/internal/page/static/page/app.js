@@ -7,13 +7,17 @@ import { loadAdvice, member, sums } from './model.js';
 import { gain } from './gain.js';
 import { truth } from './truth.js';
 import { fleet, one } from './fleet.js';
+import { prefixes } from './prefixes.js';
 import { decisions } from './decisions.js';
+import { timeline } from './timeline.js';
 
 const views = [
   { path: '', title: 'Gain', make: gain },
   { path: 'truth', title: 'Truth', make: truth },
   { path: 'fleet', title: 'Fleet', make: fleet, detail: one },
+  { path: 'prefixes', title: 'Prefixes', make: prefixes },
   { path: 'decisions', title: 'Decisions', make: decisions, detail: decisions },
+  { path: 'timeline', title: 'Timeline', make: timeline },
 ];
 
 // state is what views draw. members are undefined until the first answer.

@@ -2,6 +2,7 @@ import { ask } from './api.js';
 import { h, slot } from './dom.js';
 import { number, span } from './format.js';
 import { ranking } from './ranking.js';
+import { recent } from './recent.js';
 
 // kept while the page is open: what was asked.
 const asked = { model: '', as: 'auto', prompt: '', compare: '', id: '', tenant: '' };
@@ -83,9 +84,12 @@ export function decisions(id) {
         field('The prompt is', h('select', { name: 'as', onchange: (e) => { asked.as = e.target.value; } },
           [['auto', 'what it looks like'], ['text', 'text'], ['tokens', 'token ids'], ['body', 'a body']].map(([value, title]) => h('option', { value, selected: value === asked.as }, title)))),
         field('Compare with policy', input('compare', { name: 'compare', placeholder: 'e.g. least-requests', autocomplete: 'off', spellcheck: 'false' })), explain)), explained));
+  const lately = recent();
+  element.append(h('section', { class: 'card' }, h('h2', null, 'The last ones'), lately.element));
   if (id) seek();
   return {
     element,
+    close: () => lately.close(),
     update({ members }) {
       const names = [...new Set(members.flatMap((m) => [...m.models, ...m.adapters]))].sort();
       offered.show(names, () => names.map((name) => h('option', { value: name })));

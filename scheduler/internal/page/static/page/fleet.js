@@ -2,6 +2,7 @@ import { attribute, bar, h, memberLink, prose, slot, text, trustMark, width } fr
 import { chart, lineKey } from './chart.js';
 import { clock, compact, number, percent, percentOf, plural, span } from './format.js';
 import { adviceOn, out, trusts } from './model.js';
+import { recent } from './recent.js';
 
 const rowHeight = 36;
 const over = 6; // rows drawn beyond what is seen
@@ -256,8 +257,11 @@ export function one(id) {
   const speed = part();
   const reports = part();
   const facts = part();
+  const lately = recent(id, 10);
   return {
-    element: h('div', { class: 'stack' }, title.element, state.element, h('div', { class: 'pair' }, load.element, caches.element), h('div', { class: 'pair' }, speed.element, reports.element), facts.element),
+    close: () => lately.close(),
+    element: h('div', { class: 'stack' }, title.element, state.element, h('div', { class: 'pair' }, load.element, caches.element), h('div', { class: 'pair' }, speed.element, reports.element), facts.element,
+      h('section', { class: 'card' }, h('h2', null, 'Its last decisions'), lately.element)),
     update({ byId }) {
       const m = byId.get(id);
       title.show([m?.name, m?.address, Boolean(m)], () => [

@@ -1,5 +1,7 @@
+import { asked } from './asked.js';
+import { chart, lineKey } from './chart.js';
 import { bar, h, memberLink, prose, slot, trustMark } from './dom.js';
-import { number, percentOf, plural } from './format.js';
+import { clock, number, percent, percentOf, plural } from './format.js';
 import { adviceOn, meaning, out, trusts } from './model.js';
 
 const named = 8;
@@ -10,12 +12,15 @@ export function truth() {
   const kept = slot(h('section', { class: 'card' }));
   const reasons = slot(h('section', { class: 'card' }));
   const versions = slot(h('section', { class: 'card' }));
+  const over = slot(h('section', { class: 'card' }));
+  const source = asked('v1/history', 10000, () => over.show([source.failed, source.answer], () => [h('h2', null, 'The last hour'), source.failed ? h('p', { class: 'error' }, source.failed) : hour(source.answer.points || [])]));
   const element = h('div', { class: 'stack' },
     h('div', null, h('h1', null, 'Is what it believes true?'),
       h('p', { class: 'lead' }, 'Every decision stands on what members’ caches are believed to hold. Here is how far that is proven, and what engines said afterwards.')),
-    h('div', { class: 'pair' }, trust.element, kept.element), reasons.element, versions.element);
+    h('div', { class: 'pair' }, trust.element, kept.element), over.element, reasons.element, versions.element);
   return {
     element,
+    close: () => source.stop(),
     update({ members, sums: t }) {
       const n = members.length;
       trust.show(t.trust, () => [
@@ -57,6 +62,26 @@ export function truth() {
       ]);
     },
   };
+}
+
+// hour shows the share of prompt tokens that was promised as cached, and what was
+// found, from point to point.
+function hour(points) {
+  const lines = { promised: [], found: [] };
+  for (let i = 1; i < points.length; i += 1) {
+    const grown = (key) => Number(points[i][key] || 0) - Number(points[i - 1][key] || 0);
+    const prompt = grown('reported_prompt_tokens');
+    if (prompt <= 0) continue;
+    lines.promised.push([Number(points[i].time_ms), grown('predicted_cached_tokens') / prompt]);
+    lines.found.push([Number(points[i].time_ms), grown('reported_cached_tokens') / prompt]);
+  }
+  if (lines.found.length < 2) return h('p', { class: 'empty' }, 'There is nothing to draw yet: a point is made every ten seconds in which outcomes are reported.');
+  const [, last] = lines.found.at(-1);
+  return [
+    chart({ label: `Share of prompt tokens cached: at last ${percent(lines.promised.at(-1)[1])} promised, ${percent(last)} found`, max: 1,
+      series: [{ kind: 'accent', points: lines.found, area: true }, { kind: 'soft', points: lines.promised }], y: (v) => percent(v), x: clock }),
+    h('ul', { class: 'legend' }, h('li', null, lineKey('accent'), 'found by engines'), h('li', null, lineKey('soft'), 'promised'), h('li', null, 'share of prompt tokens of requests reported in each 10 s')),
+  ];
 }
 
 function difference({ predicted, cached }) {

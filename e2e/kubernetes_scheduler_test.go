@@ -214,3 +214,75 @@ spec:
 		t.Error("the other is cut off, too")
 	}
 }
+
+// TestKubernetesInferencePoolSaysWhoIsAMember: a custom resource is followed with the
+// rights that deploy gives, and no fewer.
+func TestKubernetesInferencePoolSaysWhoIsAMember(t *testing.T) {
+	t.Parallel()
+	c := kubernetes.Start(t, 0)
+	c.Apply(`
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: inferencepools.inference.networking.k8s.io
+  annotations: {api-approved.kubernetes.io: "unapproved, for a test"}
+spec:
+  group: inference.networking.k8s.io
+  scope: Namespaced
+  names: {kind: InferencePool, plural: inferencepools, singular: inferencepool}
+  versions:
+    - name: v1
+      served: true
+      storage: true
+      schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, x-kubernetes-preserve-unknown-fields: true}}}}
+`)
+	c.Kubectl("create", "namespace", "prod")
+	c.Kubectl("wait", "--for=condition=Established", "crd/inferencepools.inference.networking.k8s.io", "--timeout=120s")
+	for _, name := range []string{"llama", "qwen"} {
+		c.Apply("{apiVersion: v1, kind: Pod, metadata: {name: " + name + ", namespace: prod, labels: {app: " + name + "}}, spec: {containers: [{name: vllm, image: vllm}]}}")
+	}
+	pool := func(app string) {
+		c.Apply("{apiVersion: inference.networking.k8s.io/v1, kind: InferencePool, metadata: {name: pool, namespace: prod}, spec: {selector: {matchLabels: {app: " + app + "}}, targetPorts: [{number: 8000}]}}")
+	}
+	pool("llama")
+	var log journal.Journal
+	s, conn := schedulerIn(t, c, &log, scheduler.Config{InferencePool: "prod/pool"})
+	subjects, err := protocol.NewSubjects("default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	running, end := context.WithCancel(context.Background())
+	t.Cleanup(end)
+	for _, pod := range podsOf(t, c, "prod") {
+		link, err := asAgent(t, s, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := members.Of(&pb.MemberInfo{Namespace: "prod", Pod: pod.Metadata.Name, PodUid: pod.Metadata.UID, Address: "10.0.0.1:8000",
+			Engine: "vllm", Models: []string{"m"}, BlockSize: 16}, 200*time.Millisecond, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { _ = m.Run(running, link, subjects) }()
+	}
+	admin := api.NewAdminClient(conn)
+	member := func() string {
+		answer, err := admin.ListMembers(t.Context(), &api.ListMembersRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, m := range answer.GetMembers() {
+			names = append(names, m.GetMember().GetPod())
+		}
+		return strings.Join(names, " ")
+	}
+	c.Until("the missing right is said", func() bool { return len(log.Lines("Kubernetes is not followed", "inferencepools")) > 0 })
+	if got := member(); got != "" {
+		t.Errorf("members without a pool: %s", got)
+	}
+	c.Kubectl("-n", "prod", "create", "rolebinding", "kvscout-inference-pool", "--clusterrole=kvscout-inference-pool", "--serviceaccount=kvscout:kvscout-scheduler")
+	c.Until("who is selected is a member", func() bool { return member() == "llama" })
+	pool("qwen")
+	c.Until("who is selected then is", func() bool { return member() == "qwen" })
+}

@@ -221,6 +221,8 @@ func TestKubernetesSettings(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	for want, cfg := range map[string]Config{
 		`in the file: "Prod" is no namespace`:     {KubernetesNamespaces: "Prod", Kubernetes: "https://a:1"},
+		`"prod": want NAMESPACE/NAME`:             {InferencePool: "prod", Kubernetes: "https://a:1"},
+		"two ways to say whose pods":              {InferencePool: "a/b", KubernetesNamespaces: "a", Kubernetes: "https://a:1"},
 		"no other belongs beside it":              {KubernetesNamespaces: "prod,*", Kubernetes: "https://a:1"},
 		`"kubernetes" in the file: want https://`: {KubernetesNamespaces: "prod"},
 	} {
@@ -231,4 +233,50 @@ func TestKubernetesSettings(t *testing.T) {
 	if err := (Config{KubernetesNamespaces: "prod, dev", Kubernetes: "https://a:1"}).Validate(); err != nil {
 		t.Error(err)
 	}
+}
+
+// The pool says which pods are members, and at which ports, as it is at each moment.
+func TestInferencePoolSaysWhoIsAMember(t *testing.T) {
+	kubernetes := kubeapi.NewObjects(t)
+	pod := func(name, app string) {
+		o := kubeapi.Pod("prod", name, name, "127.0.0.1", "n")
+		o["metadata"].(kubeapi.Object)["labels"] = kubeapi.Object{"app": app, "other": "label"}
+		kubernetes.Put("pods", o)
+	}
+	pod("a", "llama")
+	pod("b", "qwen")
+	pod("c", "llama")
+	pool := func(name, app string, port int) kubeapi.Object {
+		return kubeapi.Object{"metadata": kubeapi.Object{"namespace": "prod", "name": name},
+			"spec": kubeapi.Object{"selector": kubeapi.Object{"matchLabels": kubeapi.Object{"app": app}}, "targetPorts": []any{kubeapi.Object{"number": port}, kubeapi.Object{"number": 8001}}}}
+	}
+	kubernetes.Put("inferencepools", pool("another", "qwen", 8000))
+	var log journal.Journal
+	s, _ := start(t, Config{InferencePool: "prod/llama", Kubernetes: kubernetes.URL, ServiceAccount: kubernetes.Folder, Log: log.Logger()})
+	a, _ := announce(t, s.Addrs().NATS, memberInfo("prod", "a", "127.0.0.1:8000", "m"))
+	b, _ := announce(t, s.Addrs().NATS, memberInfo("prod", "b", "127.0.0.1:8000", "m"))
+	c, _ := announce(t, s.Addrs().NATS, memberInfo("prod", "c", "127.0.0.1:9000", "m"))
+	d, _ := announce(t, s.Addrs().NATS, memberInfo("dev", "d", "127.0.0.1:8000", "m"))
+	await.True(t, "without the pool nobody is a member", func() bool { return strings.Contains(a.refused(), "there is no InferencePool prod/llama") })
+	kubernetes.Put("inferencepools", pool("llama", "llama", 8000))
+	await.True(t, "who is selected is a member", func() bool { return members(t, s) == "prod_a_0" })
+	await.True(t, "others are told why", func() bool {
+		return strings.Contains(b.refused(), "with the label app=llama, which its pod has not") && strings.Contains(c.refused(), "has none of the target ports [8000 8001]") &&
+			strings.Contains(d.refused(), `namespace "dev" is not that of the scheduler's InferencePool prod/llama`)
+	})
+	kubernetes.Put("inferencepools", pool("llama", "llama", 9000))
+	await.True(t, "another port", func() bool { return members(t, s) == "prod_c_0" })
+	pod("c", "qwen")
+	await.True(t, "another label", func() bool { return members(t, s) == "" })
+	kubernetes.Put("inferencepools", pool("llama", "qwen", 8000))
+	await.True(t, "another selector", func() bool { return members(t, s) == "prod_b_0" })
+	kubernetes.Down(true)
+	await.True(t, "the API server is away", func() bool { return s.cluster.Stats().LostPool == 1 && s.cluster.Stats().LostPods == 1 })
+	if got := members(t, s); got != "prod_b_0" {
+		t.Errorf("what was known is forgotten: %s", got)
+	}
+	kubernetes.Down(false)
+	await.True(t, "it is back", func() bool { return s.cluster.Stats().LostPool == 0 && s.cluster.Stats().LostPods == 0 })
+	kubernetes.Delete("inferencepools", "prod", "llama")
+	await.True(t, "without the pool nobody is a member again", func() bool { return members(t, s) == "" })
 }

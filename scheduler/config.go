@@ -93,6 +93,9 @@ type Config struct {
 	// through Kubernetes' API, * for all: members must be pods of them, and pods that
 	// are about to go are withdrawn (docs/KUBERNETES.md). Empty: nothing is asked there.
 	KubernetesNamespaces string
+	// InferencePool is NAMESPACE/NAME of one of the Gateway API: members must be pods that
+	// it selects, at one of its target ports; empty: there is none.
+	InferencePool string
 	// Kubernetes is the URL of the API server; empty: that of the cluster that the
 	// process runs in, by its environment.
 	Kubernetes string
@@ -229,14 +232,18 @@ func (c *Config) sessions() intake.Sessions {
 // cluster follows the pods of KubernetesNamespaces; nil: there are none. The
 // configuration is valid.
 func (c *Config) cluster(client *kube.Client, changed func()) *cluster.Cluster {
-	if c.KubernetesNamespaces == "" {
+	if c.KubernetesNamespaces+c.InferencePool == "" {
 		return nil
 	}
-	names, err := cluster.ParseNamespaces(c.KubernetesNamespaces)
+	pool, err := cluster.ParsePool(c.InferencePool)
+	names := []string{pool.Namespace}
+	if err == nil && c.InferencePool == "" {
+		names, err = cluster.ParseNamespaces(c.KubernetesNamespaces)
+	}
 	if err != nil {
 		panic(err) // Validate has seen it
 	}
-	return cluster.New(cluster.Config{Client: client, Namespaces: names, Changed: changed, Log: c.Log.With("component", "kubernetes")})
+	return cluster.New(cluster.Config{Client: client, Namespaces: names, Pool: pool, Changed: changed, Log: c.Log.With("component", "kubernetes")})
 }
 
 // kube is who is asked about Kubernetes' objects; the configuration is valid.
@@ -345,7 +352,12 @@ func (c Config) Validate() error {
 			bad("kubernetes-namespaces", "%v", err)
 		}
 	}
-	if c.KubernetesNamespaces+c.NATSTokenAudience != "" {
+	if _, err := cluster.ParsePool(c.InferencePool); err != nil {
+		bad("inference-pool", "%q: %v", c.InferencePool, err)
+	} else if c.InferencePool != "" && c.KubernetesNamespaces != "" {
+		bad("kubernetes-namespaces", "and -inference-pool are two ways to say whose pods are followed; set one")
+	}
+	if c.KubernetesNamespaces+c.InferencePool+c.NATSTokenAudience != "" {
 		if _, err := kube.Discover(c.Kubernetes, os.Getenv); err != nil {
 			bad("kubernetes", "%v", err)
 		}

@@ -115,8 +115,8 @@ var instruments = []telemetry.Instrument[*counted]{
 		}
 		see.Counts(telemetry.LabelReason, n)
 	}),
-	telemetry.Gauge("kvscout.scheduler.kubernetes.lost", "{list}", "Lists of Kubernetes that are to be followed and are not at present: of pods, and of nodes.", func(s *counted, see telemetry.See) {
-		see.Counts(telemetry.LabelKind, counts{"pod": uint64(s.cluster.LostPods), "node": uint64(s.cluster.LostNodes)})
+	telemetry.Gauge("kvscout.scheduler.kubernetes.lost", "{list}", "Lists of Kubernetes that are to be followed and are not at present: of pods, of nodes, and the inference pool.", func(s *counted, see telemetry.See) {
+		see.Counts(telemetry.LabelKind, counts{"pod": uint64(s.cluster.LostPods), "node": uint64(s.cluster.LostNodes), "inference_pool": uint64(s.cluster.LostPool)})
 	}),
 	telemetry.Gauge("kvscout.scheduler.kubernetes.objects", "{object}", "Pods, and cordoned nodes, that Kubernetes has.", func(s *counted, see telemetry.See) {
 		see.Counts(telemetry.LabelKind, counts{"pod": uint64(s.cluster.Pods), "cordoned_node": uint64(s.cluster.Cordoned)})

@@ -52,6 +52,7 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.EngineAddresses, "engine-addresses", c.EngineAddresses, "`list` separated by commas of networks (10.0.0.0/8) and ends of names (.svc.cluster.local) that the members' addresses must lie in; empty: any, but the engine's API key and prompts go only where a member connects to the embedded NATS server from")
 	fs.StringVar(&c.Namespaces, "namespaces", c.Namespaces, "`file` that says which namespaces may serve which models in which pools; empty: all may serve everything")
 	fs.StringVar(&c.KubernetesNamespaces, "kubernetes-namespaces", c.KubernetesNamespaces, "`names` of Kubernetes' namespaces separated by commas, * for all, whose pods are followed: members must be pods of them, and those that are about to go are withdrawn (docs/KUBERNETES.md); empty: Kubernetes is not asked")
+	fs.StringVar(&c.InferencePool, "inference-pool", c.InferencePool, "`NAMESPACE/NAME` of an InferencePool of the Gateway API, instead of -kubernetes-namespaces: members must be pods that it selects, at one of its target ports; empty: none")
 	fs.StringVar(&c.Kubernetes, "kubernetes", c.Kubernetes, "`URL` of Kubernetes' API server; empty: that of the cluster it runs in")
 	fs.StringVar(&c.ServiceAccount, "service-account", c.ServiceAccount, "`folder` with token and ca.crt of the service account, for Kubernetes' API server")
 	fs.BoolVar(&c.Insecure, "insecure", c.Insecure, "serve gRPC and NATS on non-loopback addresses without TLS, and NATS without users")

@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"net/url"
 	"slices"
@@ -32,11 +33,13 @@ const (
 	maxAddresses = 8
 )
 
-// Config of a Cluster. Every field is required.
+// Config of a Cluster. Every field but Pool is required.
 type Config struct {
 	Client *kube.Client
 	// Namespaces whose pods are followed; Every alone: all.
 	Namespaces []string
+	// Pool that members must be of; zero: none.
+	Pool Pool
 	// Changed is called when Admit or Withdrawn may answer otherwise than before.
 	Changed func()
 	Log     *slog.Logger
@@ -51,6 +54,7 @@ type Cluster struct {
 	pods     map[string]*pod
 	cordoned map[string]bool // nodes by name
 	sources  map[string]*source
+	pool     poolState
 }
 
 // source is one list, by what it is of.
@@ -75,21 +79,23 @@ func sourceOf(namespace string) string {
 type pod struct {
 	namespace, name, node string
 	addresses             []netip.Addr
-	withdrawal            fleet.Withdrawal // but for its node
+	labels                map[string]string // nil where there is no pool
+	withdrawal            fleet.Withdrawal  // but for its node
 }
 
 func (p *pod) equal(o *pod) bool {
 	return p != nil && o != nil && p.namespace == o.namespace && p.name == o.name && p.node == o.node &&
-		p.withdrawal == o.withdrawal && slices.Equal(p.addresses, o.addresses)
+		p.withdrawal == o.withdrawal && slices.Equal(p.addresses, o.addresses) && maps.Equal(p.labels, o.labels)
 }
 
 // podObject is what is read of a pod.
 type podObject struct {
 	Metadata struct {
-		Name              string `json:"name"`
-		Namespace         string `json:"namespace"`
-		UID               string `json:"uid"`
-		DeletionTimestamp string `json:"deletionTimestamp"`
+		Name              string            `json:"name"`
+		Namespace         string            `json:"namespace"`
+		UID               string            `json:"uid"`
+		DeletionTimestamp string            `json:"deletionTimestamp"`
+		Labels            map[string]string `json:"labels"`
 	} `json:"metadata"`
 	Spec struct {
 		NodeName string `json:"nodeName"`
@@ -175,6 +181,9 @@ func New(cfg Config) *Cluster {
 	for _, namespace := range cfg.Namespaces {
 		c.sources[sourceOf(namespace)] = &source{}
 	}
+	if cfg.Pool != (Pool{}) {
+		c.sources[pools] = &source{}
+	}
 	return c
 }
 
@@ -202,6 +211,15 @@ func (c *Cluster) Run(ctx context.Context) {
 		Gone: func(o nodeObject) { c.cordon(o.Metadata.Name, false) },
 		Lost: func(err error) { c.lost(nodes, err) }, Followed: func() { c.followed(nodes) }}
 	following.Go(func() { list.Run(ctx) })
+	if c.cfg.Pool != (Pool{}) {
+		list := &kube.List[poolObject]{Client: c.cfg.Client, Path: "/apis/inference.networking.k8s.io/v1/namespaces/" + c.cfg.Pool.Namespace + "/inferencepools",
+			Selector: url.Values{"fieldSelector": {"metadata.name=" + c.cfg.Pool.Name}},
+			All:      c.replacePool,
+			Put:      func(o poolObject) { c.setPool(o.state()) },
+			Gone:     func(poolObject) { c.setPool(poolState{known: true, absent: true}) },
+			Lost:     func(err error) { c.lost(pools, err) }, Followed: func() { c.followed(pools) }}
+		following.Go(func() { list.Run(ctx) })
+	}
 	check := time.NewTicker(checkEach)
 	defer check.Stop()
 	for {
@@ -240,6 +258,9 @@ func (c *Cluster) replacePods(namespace string, all []podObject) {
 
 func (c *Cluster) putLocked(o *podObject) (changed bool) {
 	p := o.pod()
+	if c.cfg.Pool != (Pool{}) {
+		p.labels = o.Metadata.Labels
+	}
 	if p.equal(c.pods[o.Metadata.UID]) {
 		return false
 	}
@@ -346,17 +367,23 @@ func (c *Cluster) Admit(i *fleet.Info) error {
 	if s == nil {
 		s = c.sources[sourceOf(i.Namespace)]
 	}
+	if s == nil && c.cfg.Pool != (Pool{}) {
+		return fmt.Errorf("namespace %q is not that of the scheduler's InferencePool %s/%s", i.Namespace, c.cfg.Pool.Namespace, c.cfg.Pool.Name)
+	}
 	if s == nil {
 		return fmt.Errorf("namespace %q is not in the scheduler's -kubernetes-namespaces", i.Namespace)
 	}
 	p := c.pods[i.PodUID]
 	switch {
 	case p == nil && !s.followed:
-		return nil
+		return c.admitToPoolLocked(i, nil)
 	case p == nil:
 		return fmt.Errorf("no pod of namespace %s has the uid %.80q, by Kubernetes; give the agent the pod's own -pod-uid", i.Namespace, i.PodUID)
 	case p.namespace != i.Namespace || i.Pod != "" && p.name != i.Pod:
 		return fmt.Errorf("uid %s is that of pod %s/%s and not of %s/%.80s, by Kubernetes; give the agent the pod's own -pod and -pod-uid", i.PodUID, p.namespace, p.name, i.Namespace, i.Pod)
+	}
+	if err := c.admitToPoolLocked(i, p); err != nil {
+		return err
 	}
 	address, err := protocol.ParseAddress(i.Address)
 	if err != nil || !address.IP.IsValid() || len(p.addresses) == 0 || slices.Contains(p.addresses, address.IP.Unmap()) {
@@ -395,8 +422,8 @@ func (c *Cluster) Gone(namespace, uid string) bool {
 // Stats of a Cluster.
 type Stats struct {
 	// LostPods and LostNodes are lists that are not followed at present.
-	LostPods, LostNodes int
-	Pods, Cordoned      int
+	LostPods, LostNodes, LostPool int
+	Pods, Cordoned                int
 	// Events of the server, and Losses: times that it could not be asked.
 	Events, Losses uint64
 }
@@ -411,6 +438,8 @@ func (c *Cluster) Stats() Stats {
 		case s.followed:
 		case what == nodes:
 			st.LostNodes++
+		case what == pools:
+			st.LostPool++
 		default:
 			st.LostPods++
 		}

@@ -3,6 +3,7 @@ package ingest
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -23,6 +24,9 @@ const (
 	maxAwaited  = 256 << 20
 	// changeWeight is what one change weighs in memory beside its keys.
 	changeWeight = 160
+	// breath is how many keys are stored before others may have the processor: a
+	// whole cache takes milliseconds, in which all picks would wait.
+	breath = 2048
 	// keptKeys is how long a member's scratch may be and still be kept.
 	keptKeys = 1024
 	// patience is how long a member may take for the next chunk. It doubles
@@ -78,7 +82,8 @@ type member struct {
 
 	verdict verdict // what its agent is told
 
-	keys []blockkey.Key // scratch
+	keys   []blockkey.Key // scratch
+	stored int            // keys since the last breath
 
 	said standing
 }
@@ -473,6 +478,10 @@ func (m *member) put(s *pb.Stored) {
 		m.index.Store(index.Member(m.id), index.Lane(l), before, s.GetPosition(), keys)
 	}
 	m.count.keys.Add(uint64(len(keys)))
+	if m.stored += len(keys); m.stored >= breath {
+		m.stored = 0
+		runtime.Gosched()
+	}
 }
 
 // remove takes keys from cache state and index, and tells whether it could.

@@ -22,15 +22,16 @@ import (
 
 // options are the flags.
 type options struct {
-	Members   int
-	Blocks    int
-	Shared    float64
-	Holders   int
-	Rate      float64
-	Picks     float64
-	Processes int
-	For       time.Duration
-	Faults    bool
+	Members    int
+	Blocks     int
+	Shared     float64
+	Holders    int
+	Rate       float64
+	Picks      float64
+	Processes  int
+	Schedulers int
+	For        time.Duration
+	Faults     bool
 
 	outage    time.Duration
 	scheduler string
@@ -55,6 +56,7 @@ func main() {
 	flag.Float64Var(&o.Rate, "rate", 30, "batches that an engine publishes in a second; some do 1.6 times as many, some 0.7 times")
 	flag.Float64Var(&o.Picks, "picks", 5000, "picks that are asked for in a second")
 	flag.IntVar(&o.Processes, "processes", 1, "processes that the agents share")
+	flag.IntVar(&o.Schedulers, "schedulers", 1, "schedulers that follow all members and share the picks")
 	flag.DurationVar(&o.For, "for", 20*time.Second, "how long to measure events alone, and then events beside picks")
 	flag.BoolVar(&o.Faults, "faults", true, "restart one member, then 50, then lose 300 for a while; fewer in a small fleet")
 	flag.DurationVar(&o.outage, "outage", 5*time.Second, "how long these are gone")
@@ -103,9 +105,10 @@ func (o options) validate() error {
 	check(o.Rate >= 0.1 && o.Rate <= 1000, "-rate %g is not between 0.1 and 1000", o.Rate)
 	check(o.Picks >= 1 && o.Picks <= 1e6, "-picks %g is not between 1 and 1,000,000", o.Picks)
 	check(o.Processes >= 1 && o.Processes <= o.Members, "-processes %d is not between 1 and the number of members", o.Processes)
+	check(o.Schedulers >= 1 && o.Schedulers <= 16, "-schedulers %d is not between 1 and 16", o.Schedulers)
 	check(o.For >= 100*time.Millisecond && o.For <= 24*time.Hour, "-for %v is not between 0.1s and 24h", o.For)
 	check(o.outage >= 100*time.Millisecond && o.outage <= 25*time.Second, "-outage %v is not between 0.1s and 25s, when members are forgotten", o.outage)
-	check(o.profile == "" || o.scheduler == "", "-cpuprofile is of this program's own scheduler, not of -scheduler")
+	check(o.profile == "" || o.scheduler == "" && o.Schedulers == 1, "-cpuprofile is of this program's own scheduler and of one, not of -scheduler")
 	if len(errs) == 0 {
 		_, err := newContent(o.Members, o.Blocks, o.Holders, o.Shared)
 		errs = append(errs, err)

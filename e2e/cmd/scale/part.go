@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime/pprof"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -33,6 +34,8 @@ type part struct {
 	cmd     *exec.Cmd
 	stdin   io.WriteCloser
 	stderr  bytes.Buffer
+	ended   chan struct{} // when it has, and err is why
+	err     error
 
 	mu  sync.Mutex // guards both: an order and its answer belong together
 	in  *json.Encoder
@@ -64,6 +67,11 @@ func startPart(name, path string, args ...string) (*part, error) {
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}
+	p.ended = make(chan struct{})
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.ended)
+	}()
 	p.stdin, p.in, p.out = stdin, json.NewEncoder(stdin), json.NewDecoder(stdout)
 	return p, nil
 }
@@ -90,17 +98,28 @@ func (p *part) stop() error {
 	p.stdin.Close()
 	late := time.AfterFunc(stopWait, func() { _ = p.cmd.Process.Kill() })
 	defer late.Stop()
-	if err := p.cmd.Wait(); err != nil {
-		return fmt.Errorf("%s: %w: %s", p.name, err, p.stderr.Bytes())
+	if <-p.ended; p.err != nil {
+		return fmt.Errorf("%s: %w: %s", p.name, p.err, p.stderr.Bytes())
 	}
 	return nil
+}
+
+// alive says whether the part has not ended.
+func (p *part) alive() bool {
+	select {
+	case <-p.ended:
+		return false
+	default:
+		return true
+	}
 }
 
 // runPart is the other end, until the input ends.
 func runPart(name string) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	switch name {
+	role, _, _ := strings.Cut(name, "-") // the rest is its number
+	switch role {
 	case "nats":
 		return serveNATS(ctx)
 	case "agents":

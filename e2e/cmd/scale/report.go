@@ -51,6 +51,7 @@ type flow struct {
 	WireBytes                          float64            // of all that agents write, a stored block
 	CPUPer1000                         float64            // of the scheduler, 1,000 batches
 	Cores                              map[string]float64 // busy, by process
+	Told, Heard                        float64            // a second: messages to other schedulers, reservations of theirs
 	Resyncs, Dropped, Late             float64            // Dropped messages, by the scheduler
 	RSS, Index, IndexBlocks            int64
 	Shed                               float64
@@ -83,8 +84,8 @@ func (r *result) printJSON(w io.Writer) error { return json.NewEncoder(w).Encode
 
 func (r *result) print(w io.Writer) {
 	o := r.Options
-	fmt.Fprintf(w, "\n%d members x %d blocks, %.0f %% of them held by %d and more, %.0f batches a second each, %s, %d cores, load average when it began %s\n\n",
-		o.Members, o.Blocks, 100*o.Shared, o.Holders, o.Rate, r.Machine, r.Cores, r.Load)
+	fmt.Fprintf(w, "\n%d members x %d blocks, %.0f %% of them held by %d and more, %.0f batches a second each, %s, %d cores, %d schedulers, load average when it began %s\n\n",
+		o.Members, o.Blocks, 100*o.Shared, o.Holders, o.Rate, r.Machine, r.Cores, o.Schedulers, r.Load)
 	missed := 0
 	row := func(name, figure, aim string, good bool) {
 		mark := ""
@@ -120,6 +121,9 @@ func (r *result) print(w io.Writer) {
 	if f := &r.Both.flow; f.Due > 0 {
 		row("memory of the scheduler", fmt.Sprintf("%d MiB", f.RSS>>20), fmt.Sprintf("%d MiB", aimRSS>>20), f.RSS <= aimRSS)
 		row("  of it the index", fmt.Sprintf("%d MiB, %.1f bytes a block", f.Index>>20, float64(f.Index)/float64(max(f.IndexBlocks, 1))), fmt.Sprintf("%d MiB", aimIndex>>20), f.Index <= aimIndex && f.Shed == 0)
+		if o.Schedulers > 1 {
+			row("a scheduler tells the others, and takes up", fmt.Sprintf("%.0f messages/s, %.0f reservations/s", f.Told, f.Heard), "", true)
+		}
 		row("picks with keys", fmt.Sprintf("%.0f/s", r.Both.Picks), fmt.Sprintf("%.0f/s", min(aimPicks, o.Picks)), r.Both.Picks >= aimApplied*min(aimPicks, o.Picks) && r.Both.Refused == 0)
 		row("  sent to answered, p50 and p99", fmt.Sprintf("%.2f ms, %.2f ms", r.Both.P50, r.Both.P99), fmt.Sprintf("p99 %.0f ms", aimPick), r.Both.P99 <= aimPick)
 		row("  due to answered, p99", fmt.Sprintf("%.2f ms", r.Both.Due99), "", true)
@@ -151,10 +155,10 @@ func (r *result) needs() (cores float64) {
 	published, asked := f.Batches/f.Due, r.Both.Picks/r.Options.Picks
 	for name, busy := range f.Cores {
 		done := published
-		switch name {
-		case "callers":
+		switch {
+		case name == "callers":
 			done = asked
-		case "scheduler":
+		case strings.HasPrefix(name, "scheduler"):
 			done = min(published*f.Deltas/f.Sent, asked)
 		}
 		cores += busy / min(1, max(done, .01))

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"time"
 
 	"google.golang.org/grpc"
@@ -21,7 +22,7 @@ const (
 	grpcPort, adminPort = "25051", "29479"
 	// patience bounds every wait.
 	patience = 5 * time.Minute
-	// streams that the picks share.
+	// streams at least that the picks share.
 	streams = 2
 	// settle is how long memory is left to settle after the start.
 	settle = 3 * time.Second
@@ -37,15 +38,20 @@ const (
 // scene is what runs.
 type scene struct {
 	options
-	content   *content
-	say       func(format string, args ...any)
-	nats      *part
-	agents    []*part
-	scheduler *part
-	admin     string
-	conn      *grpc.ClientConn
-	client    api.SchedulerClient
-	callers   *callers
+	content    *content
+	say        func(format string, args ...any)
+	nats       *part
+	agents     []*part
+	schedulers []*replica
+	callers    *callers
+}
+
+// replica is a scheduler that runs.
+type replica struct {
+	*part
+	admin  string
+	conn   *grpc.ClientConn
+	client api.SchedulerClient
 }
 
 func run(ctx context.Context, o options, progress io.Writer) (r *result, err error) {
@@ -97,20 +103,6 @@ func (s *scene) fleet(_ context.Context, _ *result) error {
 		number[memberID(i)] = i
 	}
 	s.callers = &callers{content: s.content, rate: s.Picks, began: time.Now(), number: number, period: func(m int) time.Duration { return period(m, s.Rate) }}
-	host, release, err := loopback.Claim()
-	if err != nil {
-		return err
-	}
-	release() // for good: the ports are the scheduler's from here on
-	s.admin = net.JoinHostPort(host, adminPort)
-	args := []string{"-nats-url", server.URL, "-grpc-address", net.JoinHostPort(host, grpcPort), "-admin-address", s.admin, "-index-memory", s.index}
-	if s.profile != "" {
-		file, err := filepath.Abs(s.profile)
-		if err != nil {
-			return err
-		}
-		args = append(args, "-cpuprofile", file)
-	}
 	// The agents have nobody to speak to yet; what they say first is said in vain.
 	for quiet := time.Now(); time.Since(quiet) < patience; time.Sleep(100 * time.Millisecond) {
 		all, err := s.order("stats", 0, 0)
@@ -121,15 +113,47 @@ func (s *scene) fleet(_ context.Context, _ *result) error {
 			break
 		}
 	}
-	s.say("the scheduler starts")
-	if s.scheduler, err = startPart("scheduler", s.options.scheduler, args...); err != nil {
-		return err
+	s.say("%d schedulers start", s.Schedulers)
+	for i := range s.Schedulers {
+		one, err := s.startScheduler(i, server.URL)
+		if one != nil {
+			s.schedulers = append(s.schedulers, one)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	if s.conn, err = dial(net.JoinHostPort(host, grpcPort)); err != nil {
-		return err
-	}
-	s.client = api.NewSchedulerClient(s.conn)
 	return nil
+}
+
+func (s *scene) startScheduler(number int, url string) (*replica, error) {
+	host, release, err := loopback.Claim()
+	if err != nil {
+		return nil, err
+	}
+	release() // the ports are the scheduler's from here on
+	one := &replica{admin: net.JoinHostPort(host, adminPort)}
+	address := net.JoinHostPort(host, grpcPort)
+	args := []string{"-nats-url", url, "-grpc-address", address, "-admin-address", one.admin, "-index-memory", s.index}
+	if s.profile != "" {
+		file, err := filepath.Abs(s.profile)
+		if err != nil {
+			return nil, err
+		}
+		args = append(args, "-cpuprofile", file)
+	}
+	name := "scheduler"
+	if number > 0 {
+		name += "-" + strconv.Itoa(number+1)
+	}
+	if one.part, err = startPart(name, s.scheduler, args...); err != nil {
+		return nil, err
+	}
+	if one.conn, err = dial(address); err != nil {
+		return one, err
+	}
+	one.client = api.NewSchedulerClient(one.conn)
+	return one, nil
 }
 
 // order tells all processes of agents something about members, and adds up what
@@ -173,21 +197,25 @@ func (s *scene) start(ctx context.Context, r *result) error {
 	first := time.Duration(0)
 	said := time.Now()
 	err := s.wait(ctx, "all members are exact", 50*time.Millisecond, func() (bool, error) {
-		m, err := fetch(ctx, s.admin)
-		if err != nil {
-			// Not there yet, or not any more: its process says which.
-			if !alive(s.scheduler) {
-				return false, fmt.Errorf("the scheduler ended: %s", s.scheduler.stderr.Bytes())
+		exact, lost, dropped := float64(s.Members), 0., 0.
+		for _, one := range s.schedulers {
+			m, err := fetch(ctx, one.admin)
+			if err != nil {
+				// Not there yet, or not any more: its process says which.
+				if !one.alive() {
+					return false, errors.New("a scheduler ended")
+				}
+				return false, nil
 			}
-			return false, nil
+			exact = min(exact, m.sum("kvscout_scheduler_members", "trust", "exact"))
+			lost, dropped = lost+m.sum(resyncMetric), dropped+m.sum(discardMetric, "reason", "dropped")
 		}
-		exact := m.sum("kvscout_scheduler_members", "trust", "exact")
 		if exact > 0 && first == 0 {
 			first = time.Since(began)
 		}
 		if time.Since(said) > time.Second {
 			said = time.Now()
-			s.say("%.0f of %d members are exact; %.0f resyncs, %.0f messages dropped", exact, s.Members, m.sum(resyncMetric), m.sum(discardMetric, "reason", "dropped"))
+			s.say("%.0f of %d members are exact; %.0f resyncs, %.0f messages dropped", exact, s.Members, lost, dropped)
 		}
 		return int(exact) == s.Members, nil
 	})
@@ -195,7 +223,7 @@ func (s *scene) start(ctx context.Context, r *result) error {
 		return err
 	}
 	r.Start.Exact, r.Start.First = time.Since(began).Seconds(), first.Seconds()
-	used, err := s.usage(s.scheduler)
+	used, err := s.usage(s.schedulers[0].part)
 	if err != nil {
 		return err
 	}
@@ -204,7 +232,7 @@ func (s *scene) start(ctx context.Context, r *result) error {
 	if err := pause(ctx, min(settle, s.For)); err != nil {
 		return err
 	}
-	if used, err = s.usage(s.scheduler); err != nil {
+	if used, err = s.usage(s.schedulers[0].part); err != nil {
 		return err
 	}
 	r.Start.After = used.RSS
@@ -215,7 +243,7 @@ func (s *scene) start(ctx context.Context, r *result) error {
 type moment struct {
 	at      time.Time
 	agents  agentsAnswer
-	metrics metrics
+	metrics []metrics // of each scheduler
 	cpu     map[string]time.Duration
 	rss     int64 // of the scheduler
 }
@@ -224,17 +252,21 @@ func (s *scene) now(ctx context.Context) (m moment, err error) {
 	if m.agents, err = s.order("stats", 0, 0); err != nil {
 		return m, err
 	}
-	if m.metrics, err = fetch(ctx, s.admin); err != nil {
-		return m, err
+	for _, one := range s.schedulers {
+		all, err := fetch(ctx, one.admin)
+		if err != nil {
+			return m, err
+		}
+		m.metrics = append(m.metrics, all)
 	}
 	m.cpu = make(map[string]time.Duration)
-	for _, p := range append([]*part{s.nats, s.scheduler}, s.agents...) {
+	for _, p := range s.parts() {
 		u, err := s.usage(p)
 		if err != nil {
 			return m, err
 		}
 		m.cpu[p.name] += u.CPU
-		if p == s.scheduler {
+		if p == s.schedulers[0].part {
 			m.rss = u.RSS
 		}
 	}
@@ -261,27 +293,33 @@ func (s *scene) between(a, b moment) (f flow) {
 	}
 	batches := float64(b.agents.Batches - a.agents.Batches)
 	f.Batches = batches / span
-	deltas := func(m moment) float64 {
-		return m.metrics.sum("kvscout_scheduler_ingest_messages_total", "kind", "delta")
+	// The first scheduler's figures stand for all, but for what any of them lost.
+	then, now := a.metrics[0], b.metrics[0]
+	grown := func(name string, labels ...string) float64 {
+		return now.sum(name, labels...) - then.sum(name, labels...)
 	}
-	f.Deltas = (deltas(b) - deltas(a)) / span
+	f.Deltas = grown("kvscout_scheduler_ingest_messages_total", "kind", "delta") / span
+	f.Told = grown("kvscout_scheduler_peer_messages_total", "outcome", "sent") / span
+	f.Heard = grown("kvscout_scheduler_peer_reservations_total", "outcome", "adopted") / span
 	f.Sent = float64(b.agents.Deltas-a.agents.Deltas) / span
 	// As many are removed as stored.
 	f.Stored = float64(b.agents.Keys-a.agents.Keys) / 2 / span
-	f.Lag50 = 1000 * b.metrics.quantileSince(a.metrics, lagMetric, .5)
-	f.Lag99 = 1000 * b.metrics.quantileSince(a.metrics, lagMetric, .99)
+	f.Lag50 = 1000 * now.quantileSince(then, lagMetric, .5)
+	f.Lag99 = 1000 * now.quantileSince(then, lagMetric, .99)
 	f.WireBytes = float64(b.agents.Wire-a.agents.Wire) / span / f.Stored
 	f.Cores = make(map[string]float64)
 	for name, used := range b.cpu {
 		f.Cores[name] = (used - a.cpu[name]).Seconds() / span
 	}
 	f.CPUPer1000 = 1000 * f.Cores["scheduler"] / f.Batches * 1000
-	f.Resyncs = b.metrics.sum(resyncMetric) - a.metrics.sum(resyncMetric)
-	f.Dropped = b.metrics.sum(discardMetric, "reason", "dropped") - a.metrics.sum(discardMetric, "reason", "dropped")
+	for i := range b.metrics {
+		f.Resyncs += b.metrics[i].sum(resyncMetric) - a.metrics[i].sum(resyncMetric)
+		f.Dropped += b.metrics[i].sum(discardMetric, "reason", "dropped") - a.metrics[i].sum(discardMetric, "reason", "dropped")
+	}
 	f.Late = 1000 * b.agents.Late.Seconds()
-	f.RSS, f.Index = b.rss, int64(b.metrics.sum("kvscout_scheduler_index_memory_bytes"))
-	f.IndexBlocks = int64(b.metrics.sum("kvscout_scheduler_index_blocks"))
-	f.Shed = b.metrics.sum("kvscout_scheduler_index_entries_shed_total")
+	f.RSS, f.Index = b.rss, int64(now.sum("kvscout_scheduler_index_memory_bytes"))
+	f.IndexBlocks = int64(now.sum("kvscout_scheduler_index_blocks"))
+	f.Shed = now.sum("kvscout_scheduler_index_entries_shed_total")
 	return f
 }
 
@@ -306,9 +344,12 @@ func (s *scene) events(ctx context.Context, r *result) error {
 // picks measures them beside events, and breaks the fleet beside both.
 func (s *scene) picks(ctx context.Context, r *result) (err error) {
 	asking, stop := context.WithCancel(ctx)
+	streams := max(streams, len(s.schedulers))
 	ended := make(chan error, streams)
-	for range streams {
-		go func() { ended <- s.callers.run(asking, s.conn.Target(), 1./streams) }()
+	for i := range streams {
+		go func() {
+			ended <- s.callers.run(asking, s.schedulers[i%len(s.schedulers)].conn.Target(), 1/float64(streams))
+		}()
 	}
 	defer func() {
 		stop()
@@ -370,13 +411,15 @@ func (s *scene) fault(ctx context.Context, name string, members int) (f fault, e
 		}
 		at = all.At[0]
 		request, _ := s.content.requests(at)
-		found, err := s.callers.score(ctx, s.client, owner, request+4, broken)
-		if err != nil {
-			return nil, err
-		}
 		byID := make(map[string]*api.CacheState)
-		for _, c := range found {
-			byID[c.GetMember().GetId()] = c.GetCacheState()
+		for _, one := range s.schedulers {
+			found, err := s.callers.score(ctx, one.client, owner, request+4, broken)
+			if err != nil {
+				return nil, err
+			}
+			for _, c := range found {
+				byID[one.name+c.GetMember().GetId()] = c.GetCacheState()
+			}
 		}
 		return byID, nil
 	}
@@ -408,10 +451,12 @@ func (s *scene) fault(ctx context.Context, name string, members int) (f fault, e
 		if err != nil {
 			return false, err
 		}
-		for _, m := range broken {
-			state, was := now[memberID(m)], before[memberID(m)]
-			if state.GetTrust() != api.Trust_TRUST_EXACT || name == "restart" && state.GetEpoch() <= was.GetEpoch() || state.GetEngineBatches()+slack < was.GetEngineBatches() {
-				return false, nil
+		for _, one := range s.schedulers {
+			for _, m := range broken {
+				state, was := now[one.name+memberID(m)], before[one.name+memberID(m)]
+				if state.GetTrust() != api.Trust_TRUST_EXACT || name == "restart" && state.GetEpoch() <= was.GetEpoch() || state.GetEngineBatches()+slack < was.GetEngineBatches() {
+					return false, nil
+				}
 			}
 		}
 		return true, nil
@@ -440,20 +485,24 @@ func (s *scene) verify(ctx context.Context, r *result) error {
 			return false, err
 		}
 		at = all.At
-		found, err := s.callers.score(ctx, s.client, 0, int(at[0])/every, nil)
-		if err != nil {
-			return false, err
-		}
-		for _, c := range found {
-			state := c.GetCacheState()
-			if state.GetTrust() != api.Trust_TRUST_EXACT || state.GetEngineBatches() != at[s.callers.number[c.GetMember().GetId()]] {
-				return false, nil
+		for _, one := range s.schedulers {
+			found, err := s.callers.score(ctx, one.client, 0, int(at[0])/every, nil)
+			if err != nil || len(found) != s.Members {
+				return false, err
+			}
+			for _, c := range found {
+				state := c.GetCacheState()
+				if state.GetTrust() != api.Trust_TRUST_EXACT || state.GetEngineBatches() != at[s.callers.number[c.GetMember().GetId()]] {
+					return false, nil
+				}
 			}
 		}
-		return len(found) == s.Members, nil
+		return true, nil
 	})
-	if err == nil {
-		err = s.callers.verify(ctx, s.client, at, verified)
+	for _, one := range s.schedulers {
+		if err == nil {
+			err = s.callers.verify(ctx, one.client, at, verified)
+		}
 	}
 	c := s.callers
 	r.Checked, r.Wrong, r.Said = c.checked, c.wrong, c.said
@@ -464,21 +513,27 @@ func (s *scene) verify(ctx context.Context, r *result) error {
 // close ends all parts.
 func (s *scene) close() error {
 	var errs []error
-	if s.conn != nil {
-		errs = append(errs, s.conn.Close())
-	}
-	for _, p := range append(append([]*part{s.scheduler}, s.agents...), s.nats) {
-		if p != nil {
-			errs = append(errs, p.stop())
+	for _, one := range s.schedulers {
+		if one.conn != nil {
+			errs = append(errs, one.conn.Close())
 		}
+	}
+	for _, p := range s.parts() {
+		errs = append(errs, p.stop())
 	}
 	return errors.Join(errs...)
 }
 
-// alive says whether a part still runs.
-func alive(p *part) bool {
-	_, err := usageOf(p.cmd.Process.Pid)
-	return err == nil
+// parts are all that were started, who needs another before it.
+func (s *scene) parts() (all []*part) {
+	for _, one := range s.schedulers {
+		all = append(all, one.part)
+	}
+	all = append(all, s.agents...)
+	if s.nats != nil {
+		all = append(all, s.nats)
+	}
+	return all
 }
 
 func pause(ctx context.Context, d time.Duration) error {

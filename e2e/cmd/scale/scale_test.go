@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 // with what they hold, and each phase must have had something to compare.
 func TestASmallFleetIsTrue(t *testing.T) {
 	o := options{
-		Members: 20, Blocks: 8000, Shared: .4, Holders: 8, Rate: 20, Picks: 50, Processes: 2, For: 500 * time.Millisecond,
+		Members: 20, Blocks: 8000, Shared: .4, Holders: 8, Rate: 20, Picks: 50, Processes: 2, Schedulers: 2, For: 500 * time.Millisecond,
 		Faults: true, outage: 1500 * time.Millisecond, index: "64MiB",
 	}
 	if err := o.validate(); err != nil {
@@ -93,7 +93,7 @@ func TestAWrongAnswerIsSeen(t *testing.T) {
 }
 
 func TestFlagsAreChecked(t *testing.T) {
-	good := options{Members: 20, Blocks: 8000, Shared: .4, Holders: 8, Rate: 20, Picks: 100, Processes: 1, For: time.Second, outage: time.Second}
+	good := options{Members: 20, Blocks: 8000, Shared: .4, Holders: 8, Rate: 20, Picks: 100, Processes: 1, Schedulers: 1, For: time.Second, outage: time.Second}
 	for name, spoil := range map[string]func(*options){
 		"-members": func(o *options) { o.Members = 0 },
 		"-holders": func(o *options) { o.Holders = 21 },

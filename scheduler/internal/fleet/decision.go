@@ -73,8 +73,9 @@ type Asked struct {
 	Forecast      Forecast
 	// GivenUp before a first token was reported: the prompt may never be computed.
 	GivenUp bool
-	// Moved: another member than the chosen one served it.
-	Moved bool
+	// Moved: another member than the chosen one served it. Counted: this report
+	// brought the engine's own counts, and was the first to do so.
+	Moved, Counted bool
 }
 
 // Forecast is what was predicted of the time to the first token. The zero
@@ -388,7 +389,8 @@ func (f *Fleet) Report(r Report, now time.Time) (Asked, bool) {
 	}
 	f.unreported = 0
 	f.moveLocked(d, r.Member, now)
-	if r.Counts && !d.counted {
+	d.asked.Counted = r.Counts && !d.counted
+	if d.asked.Counted {
 		d.counted = true
 		f.countLocked(d, r)
 	}

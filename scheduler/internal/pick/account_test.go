@@ -100,6 +100,21 @@ func TestTokensAreLostToWhatKeptThemAtTheDecision(t *testing.T) {
 	}
 }
 
+// The counts of a first token and of the end are one account.
+func TestCountsThatComeTwiceAreBookedOnce(t *testing.T) {
+	b := newBed(t)
+	b.books = books.New()
+	b.join("a")
+	d := b.pick(Request{Prompt: tokens(prompt(1, 0, 160)), Reserve: true})
+	length, found := uint64(160), uint64(0)
+	for _, outcome := range []fleet.Outcome{fleet.FirstToken, fleet.Finished, fleet.Finished} {
+		b.Report(Report{Decision: d.ID, Outcome: outcome, PromptTokens: &length, CachedTokens: &found}, t0)
+	}
+	if s := b.books.Stats(); s.Requests != 1 || s.Unbooked != 0 || s.Prompt() != 160 {
+		t.Errorf("%+v", s)
+	}
+}
+
 // predictionsEnd lets all that was sent go unconfirmed for too long.
 func (b *bed) predictionsEnd() { b.predicted.Tick(t0.Add(time.Minute)) }
 

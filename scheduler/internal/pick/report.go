@@ -43,7 +43,7 @@ func (p *Picker) Report(r Report, now time.Time) bool {
 		p.predicted.Withdraw(id)
 	}
 	if known {
-		if p.books != nil && report.Counts {
+		if p.books != nil && asked.Counted {
 			p.books.Book(books.Report{Decision: id, Prompt: report.PromptTokens, Cached: report.Cached, Moved: asked.Moved})
 		}
 		if p.outbox != nil {

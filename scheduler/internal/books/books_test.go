@@ -146,7 +146,7 @@ func TestWhatWouldHaveKeptItIsHowMuchWasWrittenSince(t *testing.T) {
 func TestBooksBalance(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := New()
-		b.seen.entries = make([]entry, 1<<rapid.IntRange(3, 12).Draw(t, "table"))
+		b.seen.pages = make([]*page, 1<<rapid.IntRange(0, 2).Draw(t, "pages"))
 		count := func(name string, most int) int { return rapid.IntRange(0, most).Draw(t, name) }
 		var prompts, cached, requests uint64
 		open := make(map[uint64]bool)
@@ -217,7 +217,7 @@ func TestDepthIsFoundShortByASixteenthAtMost(t *testing.T) {
 	home := Home{Present: true, Epoch: 1, Exact: true}
 	for shared := 0; shared <= 3000; shared += 1 + shared/20 {
 		b := New()
-		b.seen.entries = make([]entry, 1<<12)
+		b.seen.pages = make([]*page, 4)
 		b.Place(&Placement{Prompt: 64_000, Keys: chain(1, shared, 1, 4000), BlockSize: 16, Limit: 64_000, Epoch: 1}, still(home), t0)
 		got := int(lost(b, Placement{Prompt: 64_000, Keys: chain(1, shared, 2, 4000), BlockSize: 16, Limit: 64_000, Epoch: 1}, home, t0, 0, false)["evicted"]) / 16
 		if got > shared || got < shared-shared/16 {
@@ -230,7 +230,7 @@ func TestDepthIsFoundShortByASixteenthAtMost(t *testing.T) {
 // remembers.
 func TestWhatIsRememberedIsBounded(t *testing.T) {
 	b := New()
-	b.seen.entries = make([]entry, 1<<14)
+	b.seen.pages = make([]*page, 1<<14/pageEntries)
 	if b.Stats().Remembered >= 0 {
 		t.Error("an empty table has forgotten something")
 	}
@@ -244,7 +244,7 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 		b.seen.visit(&p, still(Home{}), t0.Add(time.Duration(i)*time.Second), &account{})
 	}
 	s := b.Stats()
-	if s.Remembered < prompts/6*time.Second || s.Remembered > prompts/2*time.Second || len(b.seen.entries) != 1<<14 {
+	if s.Remembered < prompts/6*time.Second || s.Remembered > prompts/2*time.Second || b.seen.bytes() > 1<<14*int(entryBytes)+1024 {
 		t.Errorf("after %d prompts a second each, remembered for %v", prompts, s.Remembered)
 	}
 }

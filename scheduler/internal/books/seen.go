@@ -12,6 +12,7 @@ const (
 	// seenEntries are 32 MiB: prompts of 8,192 tokens take 97 each, so the last
 	// 10,800 that have nothing in common are remembered, 88 million tokens.
 	seenEntries = 1 << 20
+	pageEntries = 1 << 10
 	ways        = 4
 
 	entryBytes   = unsafe.Sizeof(entry{})
@@ -35,13 +36,17 @@ type entry struct {
 	parted uint32       // of those, by which nothing behind it was known
 }
 
+// page is a piece of the table, made when it is needed.
+type page [pageEntries]entry
+
 // seen remembers prompts: not each block, but those at the checkpoints of step,
 // and the last. So a prompt of n blocks takes 16 log2(n/8) entries, and the depth up to
 // which it was seen before is found short by 1/16 of itself at most, and never too
 // deep. An entry stands in one of the ways of its bucket; a new one takes the place
 // of the longest unused.
 type seen struct {
-	entries []entry // a power of two
+	pages   []*page // a power of two; nil: nothing of it was seen
+	taken   int     // pages
 	origin  time.Time
 	written []uint64 // tokens, by number of the member
 	now     uint32   // in ticks
@@ -65,8 +70,8 @@ func (s *seen) visit(p *Placement, home func(uint32) Home, now time.Time, a *acc
 	if s.origin.IsZero() {
 		s.origin = now
 	}
-	if s.entries == nil && len(p.Keys) > 0 {
-		s.entries = make([]entry, seenEntries)
+	if s.pages == nil && len(p.Keys) > 0 {
+		s.pages = make([]*page, seenEntries/pageEntries)
 	}
 	s.now = uint32(max(now.Sub(s.origin), 0) / tick)
 	here := s.homeOf(p.Member, p.Epoch)
@@ -141,7 +146,13 @@ func (s *seen) past(e *entry, h *Home) span {
 
 // bucket is where a key may be.
 func (s *seen) bucket(key blockkey.Key) []entry {
-	return s.entries[uint64(key)*ways&uint64(len(s.entries)-1):][:ways]
+	at := uint64(key) * ways
+	p := &s.pages[at/pageEntries&uint64(len(s.pages)-1)]
+	if *p == nil {
+		*p = new(page)
+		s.taken++
+	}
+	return (*p)[at%pageEntries:][:ways]
 }
 
 // find is the entry of a key, made in place of the longest unused of its bucket
@@ -203,4 +214,6 @@ func (s *seen) remembered() time.Duration {
 	return time.Duration(s.unused * float64(tick))
 }
 
-func (s *seen) bytes() int { return len(s.entries)*int(entryBytes) + len(s.written)*8 }
+func (s *seen) bytes() int {
+	return s.taken*pageEntries*int(entryBytes) + len(s.pages)*8 + len(s.written)*8
+}

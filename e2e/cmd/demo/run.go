@@ -55,6 +55,7 @@ func run(ctx context.Context, o options, out *os.File) (err error) {
 		return err
 	}
 	intro(out, o, requests, time.Since(begin))
+	fmt.Fprintf(out, "What the scheduler shows of it in a browser: http://%s/\n\n", s.Admin)
 
 	var drivers []*driver
 	for _, f := range fleets {

@@ -14,6 +14,7 @@ export function percent(share, digits = 0) {
 // percentOf never says 100 % or 0 % of what is not all or nothing.
 export function percentOf(part, of) {
   if (!of) return '–';
+  if (part === 0 || part === of) return part ? '100 %' : '0 %';
   const share = part / of;
   if (part > 0 && share < 0.001) return '< 0.1 %';
   if (part < of && share > 0.999) return '> 99.9 %';

@@ -292,7 +292,7 @@ func TestTransportAndRights(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := invoke(t.Context(), 0, nil, "", append([]string{"members", "-scheduler", c.address}, c.flags...)...)
 			if c.wrong == "" {
-				if got.code != 0 || !strings.HasPrefix(got.err, "no members") {
+				if got.code != 0 || !strings.Contains(got.err, "no members") { // a busy one may not be ready yet, and says so
 					t.Errorf("%+v", got)
 				}
 				return

@@ -142,6 +142,16 @@ const views = {
   },
 };
 
+{
+  const t = Date.now();
+  const points = Array.from({ length: 120 }, (_, i) => ({ time_ms: t - (120 - i) * 10000, reported_prompt_tokens: String(i * 10000), predicted_cached_tokens: String(Math.round(i * 6500 + 3000 * Math.sin(i / 9))), reported_cached_tokens: String(Math.round(i * 6400 + 3000 * Math.sin(i / 9))) }));
+  for (const [theme, size] of [['light', 'wide'], ['dark', 'narrow']]) {
+    const page = await open(`${url}#/truth`, { theme, size, before: (q) => q.route('**/v1/history', (r) => r.fulfill({ json: { points } })) });
+    await page.locator('svg.chart').waitFor();
+    await picture(page, `hour-${theme}-${size}`);
+    console.log('ok hour');
+  }
+}
 for (const theme of ['light', 'dark']) {
   for (const size of ['wide', 'narrow']) {
     const page = await open(url, { theme, size, expect: (m) => m.includes('404') }); // of the request that nobody asked

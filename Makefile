@@ -42,7 +42,7 @@ test: ## unit, race, end to end with real NATS, recordings, short fuzz; needs Go
 	@test -n "$$KVSCOUT_KUBERNETES" || echo "no Kubernetes: the tests on a real control plane are SKIPPED (make test-k8s)"
 	@command -v prometheus >/dev/null && command -v promtool >/dev/null || echo "no prometheus: the tests of rules and dashboards are SKIPPED (make test-prometheus)"
 	@command -v aiperf >/dev/null || echo "no aiperf: the test with the real AIPerf is SKIPPED (make aiperf)"
-	@command -v chromium >/dev/null || echo "no chromium: the tests of the page in a real browser are SKIPPED (make test-page)"
+	@test -n "$$KVSCOUT_PAGE_MODULES" || echo "no browser: the tests of the page in a real browser are SKIPPED (make test-page)"
 	@python3 -c 'import zmq' 2>/dev/null || echo "no pyzmq: the tests against the real libzmq are SKIPPED (pip install pyzmq, then make test-libzmq)"
 	go vet ./...
 	go test $(RACE) -timeout 900s ./...

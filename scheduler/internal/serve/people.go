@@ -18,7 +18,7 @@ const maxQuestion = 4 << 20
 
 // notHere is what is said where Operators is not set.
 const notHere = "this is for whoever may use the API, and at the admin address nobody shows a certificate: " +
-	"open the page at -http-address, or ask by the command kvscout"
+	"ask by the command kvscout, which has one"
 
 // people serves the admin address: the page, what of the API it reads, and what
 // others made for people. Everybody there may watch the members, whom /v1/members

@@ -189,13 +189,15 @@ func TestPicksGoOnWithoutKubernetes(t *testing.T) {
 		return strings.Contains(page, `kvscout_scheduler_members_withdrawn{reason="deleting"} `+n)
 	}
 	await.True(t, "one is withdrawn", func() bool { return withdrawn("1") })
+	forbidden := func() int { return len(log.Lines("Kubernetes is not followed", "list=nodes", "list and watch")) }
+	await.True(t, "that nodes are forbidden is said", func() bool { return forbidden() > 0 })
 
 	kubernetes.Down(true)
 	announce(t, s.Addrs().NATS, memberInfo("prod", "new", "127.0.0.1:3", "m"))
 	await.True(t, "who is new is taken up", func() bool { return strings.Contains(members(t, s), "prod_new_0") })
 	await.True(t, "it is said", func() bool { return len(log.Lines("Kubernetes is not followed", `list="pods of prod"`)) > 0 })
-	if lines := log.Lines("Kubernetes is not followed", "list=nodes", "list and watch"); len(lines) != 1 {
-		t.Errorf("that nodes are forbidden is said in %d lines", len(lines))
+	if n := forbidden(); n != 1 {
+		t.Errorf("that nodes are forbidden is said in %d lines", n)
 	}
 	if _, page := get(t, s, "/metrics"); !strings.Contains(page, `kvscout_scheduler_kubernetes_lost{kind="pod"} 1`) {
 		t.Error("it is not counted")

@@ -40,6 +40,7 @@ func (f *fake) Pick(ctx context.Context, r *api.PickRequest) (*api.PickResponse,
 		select {
 		case <-f.hangs:
 		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
 		}
 	}
 	if f.fails != nil {

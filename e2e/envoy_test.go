@@ -135,8 +135,10 @@ func TestEnvoyWithTwoSchedulers(t *testing.T) {
 	one, g := picking(t, stage.Options{NATS: nats.URL(), Change: func(c *scheduler.Config) { c.StopWait = patience }})
 	two, other := picking(t, stage.Options{NATS: nats.URL()})
 	var addresses []string
+	var engines []*engine
 	for i := range 2 {
 		e := one.engine(fakevllm.Config{}).watched(fmt.Sprint("pod-", i))
+		engines = append(engines, e)
 		for _, p := range []*play{one, two} {
 			p.untilMember(e.id(), "be exact", stage.Exact)
 		}
@@ -151,15 +153,18 @@ func TestEnvoyWithTwoSchedulers(t *testing.T) {
 	}
 	for round := range 10 {
 		serve(round)
+		settled(q, engines, one, two)
 	}
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); one.StopScheduler() }()
 	for round := 1; x.stat("cluster.kvscout.membership_healthy") != "1"; round++ {
 		serve(round)
+		settled(q, engines, two)
 	}
 	<-stopped
 	for round := range 10 {
 		serve(1 + round)
+		settled(q, engines, two)
 	}
 	x.unharmed()
 }

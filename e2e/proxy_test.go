@@ -753,6 +753,7 @@ func (r reverseProxy) testBadInput(t *testing.T) {
 	if status, text, err := x.try(t.Context(), io.LimitReader(blanks{}, 100<<20)); err == nil && (status < 400 || status > 499) {
 		t.Errorf("100 MB: %d %s", status, text)
 	}
+	x.client.CloseIdleConnections() // the one on which that came may be about to end
 	// A client that says more than it sends.
 	where, err := url.Parse(x.url)
 	if err != nil {

@@ -29,13 +29,9 @@ func runTwoSchedulers(t *testing.T, with func(second string) reverseProxy) {
 	q := random(1, 5000)
 	for round := range 10 {
 		x.complete(q, "", min(round, 1)*q.cacheable())
+		settled(q, x.engines, one, two)
 	}
 	var counted uint64
-	for _, p := range []*play{one, two} {
-		for _, e := range x.engines {
-			p.untilMember(e.id(), "hold nothing back", idleAgain)
-		}
-	}
 	one.until("the reports are there, at one scheduler or the other", func() bool {
 		counted = 0
 		for _, p := range []*play{one, two} {
@@ -88,6 +84,19 @@ func runTwoSchedulers(t *testing.T, with func(second string) reverseProxy) {
 	close(ended)
 	callers.Wait()
 	x.complete(q, "", q.cacheable())
+}
+
+// settled waits until all schedulers know that the last request has ended, and what it
+// left: before that another member is the better one for its prompt, with reason.
+func settled(q prompt, engines []*engine, all ...*play) {
+	for _, p := range all {
+		for _, e := range engines {
+			p.untilMember(e.id(), "hold nothing back", idleAgain)
+		}
+		p.until("the prompt is known to be held", func() bool {
+			return int(p.score(q.request()).GetCandidates()[0].GetCachedTokens().GetGpu()) == q.cacheable()
+		})
+	}
 }
 
 func TestTwoSchedulersBehindHAProxy(t *testing.T) {

@@ -95,11 +95,11 @@ func TestWrongConfigurationsAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, h := range map[string]*Handler{
-		"no scheduler":       {},
-		"must be positive":   {Schedulers: []string{"a:1"}, Attempts: -1},
-		"ca: open":           {Schedulers: []string{"a:1"}, TLS: &TLS{CA: "/nowhere"}},
-		"ca: no certificate": {Schedulers: []string{"a:1"}, TLS: &TLS{CA: notPEM}},
-		"client_auth":        {Schedulers: []string{"a:1"}, TLS: &TLS{Certificate: notPEM, Key: notPEM}},
+		"no scheduler":                  {},
+		"must be positive":              {Schedulers: []string{"a:1"}, Attempts: -1},
+		"ca: open":                      {Schedulers: []string{"a:1"}, TLS: &TLS{CA: "/nowhere"}},
+		"there is no certificate in it": {Schedulers: []string{"a:1"}, TLS: &TLS{CA: notPEM}},
+		"client_auth":                   {Schedulers: []string{"a:1"}, TLS: &TLS{Certificate: notPEM, Key: notPEM}},
 	} {
 		if err := h.Provision(ctx); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)

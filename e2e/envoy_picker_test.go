@@ -100,11 +100,14 @@ func TestEnvoyGoesRoundASchedulerThatHangs(t *testing.T) {
 			r := reverseProxy{name: "Envoy", configure: func(cfg *scheduler.Config) { cfg.ExtProcModeOverride = c.edits != nil }}
 			s := r.site(t)
 			link := proxy(t, "tcp://"+s.picker, nil, nil)
+			var front *envoy
 			r.start = func(t *testing.T, s *site) served {
-				return startEnvoy(t, s.play, "engines", []string{link.Addr()}, s.engines, c.edits...).served()
+				front = startEnvoy(t, s.play, "engines", []string{link.Addr()}, s.engines, c.edits...)
+				return front.served()
 			}
 			x := r.before(t, s, nil, fakevllm.Config{})
 			x.complete(random(1, 1000), "", 0)
+			x.until("the first request has ended for the picker, too", func() bool { return front.stat("cluster.kvscout.upstream_rq_active") == "0" })
 			link.Stall(true)
 			watch := newStopwatch()
 			status, text, err := x.try(t.Context(), bytes.NewReader(random(2, 1000).completion("")))

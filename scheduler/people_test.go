@@ -15,17 +15,7 @@ import (
 // post is get by POST.
 func post(t testing.TB, s *Scheduler, path, body string) (int, string) {
 	t.Helper()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Post("http://"+s.Addrs().Admin+path, "application/json", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return resp.StatusCode, string(text)
+	return atAdmin(t, s, http.MethodPost, path, body)
 }
 
 const question = `{"request":{"model":"nobody's","prompt":{"tokens":{"ids":[1,2,3]}}}}`

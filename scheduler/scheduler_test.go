@@ -164,8 +164,21 @@ func exact(t testing.TB, client api.SchedulerClient) *api.Ranking {
 
 func get(t testing.TB, s *Scheduler, path string) (int, string) {
 	t.Helper()
+	return atAdmin(t, s, http.MethodGet, path, "")
+}
+
+// atAdmin asks the admin address, on a connection of its own.
+func atAdmin(t testing.TB, s *Scheduler, method, path, body string) (int, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(context.Background(), method, "http://"+s.Addrs().Admin+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Get("http://" + s.Addrs().Admin + path)
+	resp, err := client.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}

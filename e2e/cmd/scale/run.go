@@ -323,17 +323,22 @@ func (s *scene) between(a, b moment) (f flow) {
 	return f
 }
 
+// meanwhile is how things stood before and after the time of one measurement.
+func (s *scene) meanwhile(ctx context.Context) (a, b moment, err error) {
+	if a, err = s.now(ctx); err != nil {
+		return a, b, err
+	}
+	if err = pause(ctx, s.For); err != nil {
+		return a, b, err
+	}
+	b, err = s.now(ctx)
+	return a, b, err
+}
+
 // events measures them alone.
 func (s *scene) events(ctx context.Context, r *result) error {
 	s.say("events alone for %v", s.For)
-	a, err := s.now(ctx)
-	if err == nil {
-		err = pause(ctx, s.For)
-	}
-	if err != nil {
-		return err
-	}
-	b, err := s.now(ctx)
+	a, b, err := s.meanwhile(ctx)
 	if err != nil {
 		return err
 	}
@@ -364,14 +369,7 @@ func (s *scene) picks(ctx context.Context, r *result) (err error) {
 		return err
 	}
 	s.say("events beside picks for %v", s.For)
-	a, err := s.now(ctx)
-	if err == nil {
-		err = pause(ctx, s.For)
-	}
-	if err != nil {
-		return err
-	}
-	b, err := s.now(ctx)
+	a, b, err := s.meanwhile(ctx)
 	if err != nil {
 		return err
 	}
